@@ -1,0 +1,321 @@
+"""Every setting of a training run, in one schema with two readers.
+
+The command line (`python -m training`) and the Pulumi program read these classes, so a batch that does not
+divide or a tokenizer larger than the model is an error before anything is started or paid for.
+
+    settings = load_settings(preset="tiny", overrides={"train.steps": "20"})
+
+Precedence: overrides, then the file (`preset` or `config`), then the defaults below. This module needs
+pydantic and PyYAML only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from training.errors import UserError
+
+PRESETS = Path(__file__).parent / "presets"
+SOURCE_KINDS = ("pydocs", "text:GLOB", "jsonl:GLOB", "parquet:GLOB", "hub:NAME[/CONFIG]")
+
+
+class Section(BaseModel):
+    """A group of settings: unknown keys are errors, values never change once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class Data(Section):
+    """Where the text comes from and how it becomes tokens."""
+
+    source: str = Field("pydocs", description=f"the text: {' | '.join(SOURCE_KINDS)}")
+    text_key: str = Field("text", min_length=1, description="field of a JSONL, Parquet or Hub record with its text")
+    tokenizer: str = Field(
+        "train:8192", description="train:VOCAB_SIZE trains a BPE on the source; a path or a Hub name loads one"
+    )
+    output: Path | None = Field(None, description="folder of the token store [default: RUN.DIR/data]")
+    validation_fraction: float = Field(0.02, ge=0, le=0.5, description="share of the documents kept for validation")
+    append_eod: bool = Field(True, description="end each document with the tokenizer's end-of-document id")
+    skip_bad: bool = Field(False, description="count and skip records that cannot be read, instead of stopping")
+    shard_mb: int = Field(256, ge=1, description="text per shard of the store, in MiB: the unit of work and of resuming")
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, value: str) -> str:
+        kind, _, rest = value.partition(":")
+        if value != "pydocs" and (kind not in ("text", "jsonl", "parquet", "hub") or not rest):
+            raise ValueError(f"expected one of {', '.join(SOURCE_KINDS)}")
+        return value
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known_tokenizer(cls, value: str) -> str:
+        if value.startswith("train:") and not (value[6:].isdecimal() and int(value[6:]) >= 257):
+            raise ValueError("expected train:VOCAB_SIZE with a size of at least 257 (256 bytes and the end token)")
+        if not value:
+            raise ValueError("expected train:VOCAB_SIZE, a path or a Hub name")
+        return value
+
+
+class Model(Section):
+    """The shape of the Llama, by the names of Hugging Face's LlamaConfig."""
+
+    hidden_size: int = Field(256, ge=2, description="width of the residual stream")
+    intermediate_size: int = Field(688, ge=1, description="width inside the SwiGLU feed-forward")
+    num_hidden_layers: int = Field(4, ge=1, description="transformer layers")
+    num_attention_heads: int = Field(4, ge=1, description="query heads")
+    num_key_value_heads: int = Field(4, ge=1, description="key and value heads; fewer than query heads is GQA")
+    vocab_size: int = Field(8192, ge=2, description="rows of the embedding; at least the tokenizer's size")
+    rope_theta: float = Field(10_000.0, gt=0, description="base of the rotary frequencies")
+    max_position_embeddings: int = Field(2048, ge=1, description="longest sequence that the model is made for")
+    rms_norm_eps: float = Field(1e-5, gt=0, description="epsilon of RMSNorm")
+    initializer_range: float = Field(0.02, gt=0, description="standard deviation of the initial weights")
+    tie_word_embeddings: bool = Field(False, description="use the embedding as the output head too")
+    init_from: Path | None = Field(None, description="Hugging Face folder whose weights training starts from")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Model:
+        if self.hidden_size % (2 * self.num_attention_heads):
+            raise ValueError(
+                f"model.hidden_size: {self.hidden_size}, expected a multiple of 2 x model.num_attention_heads "
+                f"({2 * self.num_attention_heads}): rotary embeddings turn pairs of each head's dimensions"
+            )
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"model.num_key_value_heads: {self.num_key_value_heads}, expected a divisor of "
+                f"model.num_attention_heads ({self.num_attention_heads})"
+            )
+        return self
+
+    @property
+    def head_dim(self) -> int:
+        """Dimensions of one attention head."""
+        return self.hidden_size // self.num_attention_heads
+
+    def num_parameters(self) -> int:
+        """All weights, embedding and output head included (a tied head counts once)."""
+        attention = self.hidden_size * self.head_dim * 2 * (self.num_attention_heads + self.num_key_value_heads)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
+        embeddings = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * layer + self.hidden_size + embeddings
+
+
+class Train(Section):
+    """The batch, the optimizer, and how long."""
+
+    seq_length: int = Field(256, ge=1, description="tokens per sample")
+    global_batch_size: int = Field(16, ge=1, description="samples per optimizer step, over all workers")
+    micro_batch_size: int = Field(16, ge=1, description="samples per forward pass of one worker")
+    steps: int = Field(200, ge=1, description="optimizer steps of the whole run")
+    learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
+    min_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
+    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(0.1, ge=0, description="AdamW weight decay of the matrices")
+    beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1")
+    beta2: float = Field(0.95, ge=0, lt=1, description="AdamW beta2")
+    adam_eps: float = Field(1e-8, gt=0, description="AdamW epsilon")
+    grad_clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    seed: int = Field(1234, ge=0, lt=2**63, description="seed of the weights and of the sample order")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="compute dtype; weights and optimizer stay float32. auto: bfloat16 on cuda, else float32"
+    )
+    compile: Literal["auto"] | bool = Field("auto", description="torch.compile; auto: where a compiler is found")
+    activation_checkpointing: Literal["none", "selective", "full"] = Field(
+        "none", description="recompute in the backward pass: nothing, all but matrix products and attention, or layers"
+    )
+    loss_chunk: int = Field(1024, ge=1, description="tokens whose logits exist at one time")
+    eval_every: int = Field(50, ge=1, description="steps between evaluations (the last step is always evaluated)")
+    eval_samples: int = Field(64, ge=1, description="samples of the validation part per evaluation, at most")
+    hang_timeout: float = Field(600.0, gt=0, description="seconds without progress that end an attempt")
+
+    @model_validator(mode="after")
+    def _schedule(self) -> Train:
+        if self.warmup_steps > self.steps:
+            raise ValueError(f"train.warmup_steps: {self.warmup_steps}, expected at most train.steps ({self.steps})")
+        if self.min_learning_rate > self.learning_rate:
+            raise ValueError(
+                f"train.min_learning_rate: {self.min_learning_rate}, "
+                f"expected at most train.learning_rate ({self.learning_rate})"
+            )
+        return self
+
+
+class Parallel(Section):
+    """How a run is spread out."""
+
+    workers: int = Field(1, ge=1, description="processes, one per device: the data-parallel size")
+
+
+class Run(Section):
+    """Where a run lives and what it runs on."""
+
+    dir: Path = Field(Path("runs/default"), description="folder of the run; shared storage on a cluster")
+    backend: Literal["auto", "cpu", "cuda", "neuron"] = Field(
+        "auto", description="device; auto: cuda where there is one, else cpu (neuron is not built yet)"
+    )
+    launcher: Literal["local", "ray"] = Field("local", description="what starts the workers; ray: embedded or RAY_ADDRESS")
+    cache_dir: Path | None = Field(None, description="folder of compiled code [default: beside RUN.DIR, compile-cache]")
+    max_failures: int = Field(3, ge=0, description="restarts from the last checkpoint before a run gives up")
+
+
+class Checkpoint(Section):
+    """When weights, optimizer, schedule and random states are saved."""
+
+    every: int = Field(50, ge=1, description="steps between checkpoints (the last step is always saved)")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class Settings(Section):
+    """All settings of a run; see `load_settings`."""
+
+    data: Data = Data()
+    model: Model = Model()
+    train: Train = Train()
+    parallel: Parallel = Parallel()
+    run: Run = Run()
+    checkpoint: Checkpoint = Checkpoint()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Settings:
+        if self.train.seq_length > self.model.max_position_embeddings:
+            raise ValueError(
+                f"train.seq_length: {self.train.seq_length}, expected at most "
+                f"model.max_position_embeddings ({self.model.max_position_embeddings})"
+            )
+        multiple = self.train.micro_batch_size * self.parallel.workers
+        if self.train.global_batch_size % multiple:
+            raise ValueError(
+                f"train.global_batch_size: {self.train.global_batch_size}, expected a multiple of {multiple} "
+                f"(train.micro_batch_size {self.train.micro_batch_size} x data-parallel size {self.parallel.workers})"
+            )
+        kind, _, size = self.data.tokenizer.partition(":")
+        if kind == "train" and int(size) > self.model.vocab_size:
+            raise ValueError(
+                f"data.tokenizer: {self.data.tokenizer}, expected at most model.vocab_size ({self.model.vocab_size})"
+            )
+        return self
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of the token store."""
+        return self.data.output or self.run.dir / "data"
+
+    @property
+    def cache_dir(self) -> Path:
+        """Folder of compiled code, shared by the runs beside one another."""
+        return self.run.cache_dir or self.run.dir.parent / "compile-cache"
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.run.dir / "checkpoints"
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Forward passes of one worker per optimizer step."""
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.workers)
+
+    def resolved(self) -> dict[str, dict[str, Any]]:
+        """Every setting as plain YAML values, the derived folders filled in."""
+        values = self.model_dump(mode="json")
+        values["data"]["output"] = str(self.data_dir)
+        values["run"]["cache_dir"] = str(self.cache_dir)
+        return values
+
+
+def setting_fields() -> dict[str, Any]:
+    """`section.key` -> pydantic FieldInfo, in the order of the classes: what `--help` and the README list."""
+    return {
+        f"{section}.{key}": field
+        for section, info in Settings.model_fields.items()
+        for key, field in info.annotation.model_fields.items()  # type: ignore[union-attr]
+    }
+
+
+def preset_names() -> list[str]:
+    """Names that `--preset` takes."""
+    return sorted(path.stem for path in PRESETS.glob("*.yaml"))
+
+
+def load_settings(
+    preset: str | None = None, config: Path | None = None, overrides: dict[str, str] | None = None
+) -> Settings:
+    """Settings from a preset or a file, with overrides (`section.key` -> text) on top.
+
+    Raises `UserError` with one line per mistake, each naming the key, the value and what was expected.
+    """
+    values: dict[str, dict[str, Any]] = {}
+    origin = ""
+    if preset is not None and config is not None:
+        raise UserError("--preset and --config: expected one of them, not both")
+    if preset is not None:
+        config = PRESETS / f"{preset}.yaml"
+        if preset not in preset_names():
+            raise UserError(f"--preset: unknown preset {preset!r}{_expected(preset, preset_names())}")
+    if config is not None:
+        values, origin = _read_yaml(config), str(config)
+    for name, text in (overrides or {}).items():
+        section, _, key = name.partition(".")
+        if section not in Settings.model_fields or not key:
+            raise UserError(f"{name}: unknown setting{_expected(name, list(setting_fields()))}")
+        values.setdefault(section, {})[key] = None if str(text).lower() in ("none", "null") else text
+    return parse_settings(values, origin)
+
+
+def parse_settings(values: dict[str, Any], origin: str = "") -> Settings:
+    """Settings from nested plain values, such as a YAML file or a Pulumi stack's config.
+
+    `origin` (a file's name) is put before each message. Raises `UserError`.
+    """
+    try:
+        return Settings.model_validate(values)
+    except ValidationError as error:
+        lines = dict.fromkeys(_explain(item) for item in error.errors())
+        raise UserError("\n".join(f"{origin}: {line}" if origin else line for line in lines)) from None
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}), expected a YAML file of settings") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise UserError(f"{path}{line}: not YAML, expected sections such as `train:` with `key: value`") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(v, dict) for k, v in values.items() if k in _sections()):
+        raise UserError(f"{path}: expected sections ({', '.join(_sections())}), each with `key: value` lines")
+    return values
+
+
+def _sections() -> list[str]:
+    return list(Settings.model_fields)
+
+
+def _expected(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f", did you mean {near[0]}?" if near else f", expected one of {', '.join(known)}"
+
+
+def _explain(item: Any) -> str:
+    """One pydantic error as one line."""
+    key = ".".join(str(part) for part in item["loc"][:2])
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "extra_forbidden":
+        if "." not in key:
+            return f"{key}: unknown section{_expected(key, _sections())}"
+        section = key.partition(".")[0]
+        return f"{key}: unknown setting{_expected(key, [k for k in setting_fields() if k.startswith(section)])}"
+    if len(item["loc"]) < 2:  # raised by a validator over several keys: the message names them
+        return message
+    if key == "train.compile":
+        message = "expected auto, true or false"
+    message = message.replace("Input should be", "expected").replace("unable to parse string as", "not")
+    return f"{key}: {item['input']}, {message}"

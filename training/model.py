@@ -1,0 +1,232 @@
+"""The Llama: embedding, decoder layers (RMSNorm, rotary grouped-query attention, SwiGLU), head. Written to be read.
+
+One forward pass is `Llama(config)(tokens_BS, targets_BS) -> mean cross-entropy in nats`. Parameters carry the
+names of Hugging Face's LlamaForCausalLM, so that export and import copy tensors without renaming them.
+
+Shape suffixes: B batch, S sequence, D hidden size, H query heads, K key/value heads, E head dimension,
+F intermediate size, V vocabulary, N = B x S tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from training.config import Model
+from training.loss import linear_cross_entropy
+
+
+def _linear(inputs: int, outputs: int) -> nn.Module:
+    return nn.Linear(inputs, outputs, bias=False)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a backend may split over tensor-parallel ranks; the defaults are plain torch layers.
+
+    `column` splits its outputs, `row` its inputs and sums, `embedding` its rows. `loss` maps
+    (hidden_ND, head, targets_N, chunk) to the mean cross-entropy.
+    """
+
+    column: Callable[[int, int], nn.Module] = _linear
+    row: Callable[[int, int], nn.Module] = _linear
+    embedding: Callable[[int, int], nn.Module] = nn.Embedding
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor] = linear_cross_entropy
+
+
+def rotary_table(head_dim: int, length: int, theta: float, device: torch.device | None = None) -> torch.Tensor:
+    """Cosines and sines of the rotary embedding, [2, length, head_dim], float32.
+
+    Angle of position p and pair i is p * theta^(-2i / head_dim) (Su et al. 2021, RoFormer, section 3.4.2). Pair i is made of
+    dimensions i and i + head_dim / 2, the layout of Hugging Face's Llama weights.
+    """
+    inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
+    angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), inverse)
+    angles = torch.cat((angles, angles), dim=-1)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x_BHSE: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
+    """Turn the dimension pairs of `x_BHSE` by the angles of its positions (`rotary_table`)."""
+    cos_SE, sin_SE = table_2SE.to(x_BHSE.dtype)
+    first, second = x_BHSE.chunk(2, dim=-1)
+    return x_BHSE * cos_SE + torch.cat((-second, first), dim=-1) * sin_SE
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; K key/value heads serve H query heads."""
+
+    def __init__(self, config: Model, layers: Layers) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        self.grouped = config.num_key_value_heads != config.num_attention_heads
+        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = layers.column(config.hidden_size, heads * self.head_dim)
+        self.k_proj = layers.column(config.hidden_size, kv_heads * self.head_dim)
+        self.v_proj = layers.column(config.hidden_size, kv_heads * self.head_dim)
+        self.o_proj = layers.row(heads * self.head_dim, config.hidden_size)
+
+    def forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
+        def heads(y: torch.Tensor) -> torch.Tensor:  # the number of heads is this rank's share under tensor parallelism
+            return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+        q_BHSE = rotate(heads(self.q_proj(x_BSD)), table_2SE)
+        k_BKSE = rotate(heads(self.k_proj(x_BSD)), table_2SE)
+        v_BKSE = heads(self.v_proj(x_BSD))
+        y_BHSE = F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=self.grouped)
+        return self.o_proj(y_BHSE.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: Model, layers: Layers) -> None:
+        super().__init__()
+        self.gate_proj = layers.column(config.hidden_size, config.intermediate_size)
+        self.up_proj = layers.column(config.hidden_size, config.intermediate_size)
+        self.down_proj = layers.row(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+
+
+# What `selective` keeps: the results that cost most to compute again for the memory they take.
+_KEPT = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+
+
+def _keep_products(ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class DecoderLayer(nn.Module):
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: Model, layers: Layers, activation_checkpointing: str) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.self_attn = Attention(config, layers)
+        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = FeedForward(config, layers)
+        self.activation_checkpointing = activation_checkpointing
+
+    def forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
+        # The checkpoint is inside forward, so that a compiled layer contains it and the policy sees every operation.
+        if self.activation_checkpointing == "none" or not torch.is_grad_enabled():
+            return self._forward(x_BSD, table_2SE)
+        if self.activation_checkpointing == "full":
+            return checkpoint(self._forward, x_BSD, table_2SE, use_reentrant=False)
+        contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+        return checkpoint(self._forward, x_BSD, table_2SE, use_reentrant=False, context_fn=contexts)
+
+    def _forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
+        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), table_2SE)
+        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+
+
+class Trunk(nn.Module):
+    """Embedding, layers and final norm: tokens_BS -> hidden_BSD."""
+
+    rotary: torch.Tensor
+
+    def __init__(self, config: Model, layers: Layers, activation_checkpointing: str) -> None:
+        super().__init__()
+        self.embed_tokens = layers.embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, layers, activation_checkpointing) for _ in range(config.num_hidden_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        x_BSD = self.embed_tokens(tokens_BS)
+        table_2SE = self.rotary[:, : tokens_BS.shape[1]]
+        for layer in self.layers:
+            x_BSD = layer(x_BSD, table_2SE)
+        return self.norm(x_BSD)
+
+
+class Llama(nn.Module):
+    """A causal language model of the Llama family.
+
+    Args:
+        config: the shape.
+        layers: the parallel layers of the backend.
+        activation_checkpointing: `none`, `selective` or `full` (see `training.config.Train`).
+        loss_chunk: tokens whose logits exist at one time.
+
+    The weights are random only after `init_weights`, which also makes the rotary table; this order lets a model be
+    built on the meta device, sharded, and then filled.
+    """
+
+    def __init__(
+        self,
+        config: Model,
+        layers: Layers | None = None,
+        activation_checkpointing: str = "none",
+        loss_chunk: int = 1024,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.parts = layers or Layers()
+        self.loss_chunk = loss_chunk
+        self.model = Trunk(config, self.parts, activation_checkpointing)
+        self.lm_head = self.parts.column(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+        self.init_rotary()
+
+    def init_rotary(self) -> None:
+        """(Re)compute the rotary table on the device of the weights."""
+        config, device = self.config, self.model.norm.weight.device
+        table = rotary_table(config.head_dim, config.max_position_embeddings, config.rope_theta, device)
+        self.model.register_buffer("rotary", table, persistent=False)
+
+    @torch.no_grad()
+    def init_weights(self, seed: int) -> None:
+        """Fill the weights: normal with `initializer_range`, norms at one.
+
+        What adds to the residual stream (o_proj, down_proj) is scaled by 1 / sqrt(2 x layers), so that its variance does not
+        grow with depth (Radford et al. 2019, GPT-2, section 2.3). The same seed gives the same weights on any number of workers.
+        """
+        generator = torch.Generator(self.model.norm.weight.device).manual_seed(seed)
+        std = self.config.initializer_range
+        for name, parameter in self.named_parameters():
+            if parameter.ndim == 1:
+                parameter.fill_(1.0)
+            else:
+                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+                scale = (2 * self.config.num_hidden_layers) ** -0.5 if residual else 1.0
+                parameter.normal_(0.0, std * scale, generator=generator)
+        self.init_rotary()
+
+    def compile_layers(self) -> None:
+        """Compile the decoder layers one by one: all are alike, so one compilation serves every depth.
+
+        `forward` is replaced, and not the module, so that parameter names and the hooks of DDP and FSDP stay as they are.
+        """
+        for layer in self.model.layers:
+            layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+
+    def logits(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        """Logits of every position, [B, S, V]: for tests and small inputs; training never makes them whole."""
+        return self.lm_head(self.model(tokens_BS))
+
+    def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
+        """Mean cross-entropy (nats, float32 scalar) of `targets_BS` after `tokens_BS`."""
+        hidden_BSD = self.model(tokens_BS)
+        return self.parts.loss(hidden_BSD.flatten(0, 1), self.lm_head.weight, targets_BS.flatten(), self.loss_chunk)
