@@ -3,32 +3,39 @@
 With 128k rows in the head, the logits of one 8192-token sample are 4 GB in float32, and their gradient as much again.
 Here the head and the loss are one operation, done for a chunk of tokens at a time; the gradient of each chunk is taken
 while its logits are at hand, so nothing is computed twice (the method of Hsu et al. 2024, Liger Kernel, section 3.2).
+
+Shape suffixes: N tokens, C tokens of one chunk, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 
-def _chunk_loss(hidden_CD: torch.Tensor, head_VD: torch.Tensor, targets_C: torch.Tensor) -> torch.Tensor:
-    """Sum of the chunk's cross-entropies, float32."""
-    logits_CV = (hidden_CD @ head_VD.T).float()
-    return (logits_CV.logsumexp(-1) - logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)).sum()
+def _loss_and_grad(logits_CV: torch.Tensor, targets_C1: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sum of the chunk's cross-entropies (float32), and `scale` times its gradient by the logits: softmax - one-hot."""
+    logits_CV = logits_CV.float()
+    lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
+    loss = (lse_C1 - logits_CV.gather(-1, targets_C1)).sum()
+    grad_CV = (logits_CV - lse_C1).exp_().mul_(scale)
+    return loss, grad_CV.scatter_add_(-1, targets_C1, grad_CV.new_full((), -scale).expand_as(targets_C1))
 
 
-def _chunk_loss_and_grad(
-    hidden_CD: torch.Tensor, head_VD: torch.Tensor, targets_C: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sum of the chunk's cross-entropies, and `scale` times its gradient by the logits (softmax - one-hot)."""
-    logits_CV = (hidden_CD @ head_VD.T).float()
-    lse_C = logits_CV.logsumexp(-1)
-    loss = (lse_C - logits_CV.gather(-1, targets_C[:, None]).squeeze(-1)).sum()
-    columns = torch.arange(logits_CV.shape[1], device=logits_CV.device)
-    one_hot_CV = columns == targets_C[:, None]
-    grad_CV = ((logits_CV - lse_C[:, None]).exp() - one_hot_CV.float()) * scale
-    return loss, grad_CV.to(hidden_CD.dtype)
+@functools.cache
+def _step(compiled: bool) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    return torch.compile(_loss_and_grad, dynamic=False) if compiled else _loss_and_grad
+
+
+def _chunks(tokens: int, size: int) -> list[slice]:
+    """Chunks of at most `size` tokens whose lengths differ by one at most: one or two shapes to compile for."""
+    count = math.ceil(tokens / size)
+    edges = [tokens * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -36,17 +43,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, chunk: int, compiled: bool
     ) -> torch.Tensor:
-        step = torch.compile(_chunk_loss_and_grad, dynamic=False) if compiled else _chunk_loss_and_grad
-        total = hidden_ND.new_zeros((), dtype=torch.float32)
+        total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND)
+        # Summed in float32 over the chunks, whatever the compute dtype.
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.float32)
-        head = head_VD.to(hidden_ND.dtype)
-        for start in range(0, len(hidden_ND), chunk):
-            part = slice(start, start + chunk)
-            loss, grad_CV = step(hidden_ND[part], head, targets_N[part], 1.0 / len(hidden_ND))
+        for part in _chunks(len(hidden_ND), chunk):
+            logits_CV = hidden_ND[part] @ head_VD.T
+            loss, grad_CV = _step(compiled)(logits_CV, targets_N[part, None], 1.0 / len(hidden_ND))
+            grad_CV = grad_CV.to(hidden_ND.dtype)
             total += loss
-            torch.mm(grad_CV, head, out=grad_hidden_ND[part])
-            if head.dtype == torch.float32:
+            torch.mm(grad_CV, head_VD, out=grad_hidden_ND[part])
+            if head_VD.dtype == torch.float32:
                 grad_head_VD.addmm_(grad_CV.T, hidden_ND[part])
             else:
                 grad_head_VD += grad_CV.T @ hidden_ND[part]
@@ -55,20 +62,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
-        (grad,) = grads
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
-        return grad_hidden_ND * grad.to(grad_hidden_ND.dtype), grad_head_VD * grad, None, None, None
-
-
-# Set once by `training.backends` when the run compiles; the chunk's element-wise work then becomes one pass.
-compile_chunks = False
+        return grad_hidden_ND * grads[0].to(grad_hidden_ND.dtype), grad_head_VD * grads[0], None, None, None
 
 
 def linear_cross_entropy(
-    hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, chunk: int
+    hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, chunk: int, compiled: bool = False
 ) -> torch.Tensor:
-    """Mean cross-entropy in nats (float32 scalar) of `softmax(hidden_ND @ head_VD.T)` against `targets_N`.
+    """Mean cross-entropy in nats (float32 scalar) of `softmax(hidden_ND @ head_VD.T)` against `targets_N` (int64).
 
-    At most `chunk` x V logits exist at a time. Differentiable once, by `hidden_ND` and `head_VD`.
+    At most `chunk` x V logits exist at a time. Differentiable once, by `hidden_ND` and `head_VD`. Under autocast the
+    products are taken in its dtype. `compiled` makes the element-wise work of a chunk one pass over its logits.
     """
-    raise NotImplementedError
+    device = hidden_ND.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
+    if torch.is_grad_enabled():
+        return _LinearCrossEntropy.apply(hidden_ND, head_VD, targets_N, chunk, compiled)
+    total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
+    for part in _chunks(len(hidden_ND), chunk):
+        logits_CV = (hidden_ND[part] @ head_VD.T).float()
+        total += torch.nn.functional.cross_entropy(logits_CV, targets_N[part], reduction="sum")
+    return total / len(hidden_ND)

@@ -31,13 +31,13 @@ class Layers:
     """What a backend may split over tensor-parallel ranks; the defaults are plain torch layers.
 
     `column` splits its outputs, `row` its inputs and sums, `embedding` its rows. `loss` maps
-    (hidden_ND, head, targets_N, chunk) to the mean cross-entropy.
+    (hidden_ND, head_VD, targets_N, chunk, compiled) to the mean cross-entropy.
     """
 
     column: Callable[[int, int], nn.Module] = _linear
     row: Callable[[int, int], nn.Module] = _linear
     embedding: Callable[[int, int], nn.Module] = nn.Embedding
-    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor] = linear_cross_entropy
+    loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, bool], torch.Tensor] = linear_cross_entropy
 
 
 def rotary_table(head_dim: int, length: int, theta: float, device: torch.device | None = None) -> torch.Tensor:
@@ -184,6 +184,7 @@ class Llama(nn.Module):
         self.config = config
         self.parts = layers or Layers()
         self.loss_chunk = loss_chunk
+        self.compiled = False
         self.model = Trunk(config, self.parts, activation_checkpointing)
         self.lm_head = self.parts.column(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:
@@ -221,6 +222,7 @@ class Llama(nn.Module):
         """
         for layer in self.model.layers:
             layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
+        self.compiled = True
 
     def logits(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """Logits of every position, [B, S, V]: for tests and small inputs; training never makes them whole."""
@@ -228,5 +230,7 @@ class Llama(nn.Module):
 
     def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy (nats, float32 scalar) of `targets_BS` after `tokens_BS`."""
-        hidden_BSD = self.model(tokens_BS)
-        return self.parts.loss(hidden_BSD.flatten(0, 1), self.lm_head.weight, targets_BS.flatten(), self.loss_chunk)
+        hidden_ND = self.model(tokens_BS).flatten(0, 1)
+        return self.parts.loss(
+            hidden_ND, self.lm_head.weight, targets_BS.flatten(), self.loss_chunk, self.compiled
+        )
