@@ -35,13 +35,13 @@ Field = float | int | str | None
 
 
 def amount(value: float) -> str:
-    """A number in few characters: 12, 3.142, 45,100, 1.23M."""
+    """A number in few characters, of one width while it changes: 12, 3.140, 45,100, 1.235M."""
     if isinstance(value, int) and abs(value) < 100_000:
         return f"{value:,}"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e5, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.4g}".rstrip(".")
 
 
 def duration(seconds: float) -> str:
@@ -58,8 +58,8 @@ def duration(seconds: float) -> str:
 class Progress:
     """How far one piece of work is. Safe to call from several threads; cheap enough to call for every step.
 
-    `unit` is plural ("steps", "documents", "B"). On a terminal the bar is redrawn four times a second and removed at the end
-    for one plain line; elsewhere a line appears every `PLAIN_SECONDS`.
+    `unit` is plural ("steps", "documents", "B"). On a terminal the bar is redrawn four times a second and gives way
+    to one plain line at the end; elsewhere a line appears every `PLAIN_SECONDS`.
     """
 
     def __init__(
@@ -181,9 +181,9 @@ class Progress:
 class FollowMetrics:
     """Feeds a `Progress` from a run's `metrics.jsonl` until the block ends; make it before the run is started.
 
-    Shows step, loss, validation loss and tokens/s, and notes each failure and each resume that happens meanwhile. When a
-    resumed attempt rewrites the file without the steps beyond its checkpoint, the bar goes back too. The last look
-    happens after the block, so the final state is always shown.
+    Shows step, loss, validation loss and tokens/s, and notes each failure and each resume that happens meanwhile. When
+    a resumed attempt rewrites the file without the steps beyond its checkpoint, the bar goes back too. The last look
+    is after the block, so the final state is always shown.
     """
 
     def __init__(self, metrics_path: Path, total_steps: int, progress: Progress) -> None:

@@ -118,7 +118,8 @@ def test_what_json_cannot_hold_becomes_null(tmp_path: Path, no_tensorboard: None
     writer.write({**train(1, loss=float("nan")), "grad_norm": float("inf")})
     writer.close()
     text = (tmp_path / "metrics.jsonl").read_text()
-    assert "NaN" not in text and "Infinity" not in text
+    assert "NaN" not in text
+    assert "Infinity" not in text
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["grad_norm"] is None
 
 
@@ -202,7 +203,8 @@ def test_mfu_is_a_share_of_the_peak_of_all_workers() -> None:
 )
 def test_known_gpus(device: str, peak: float) -> None:
     found = peak_flops(device)
-    assert found is not None and found[0] == peak
+    assert found is not None
+    assert found[0] == peak
     assert f"dense bf16, {peak / 1e12:.0f} TFLOP/s" in found[1]
 
 
@@ -217,4 +219,5 @@ def test_unknown_gpus_have_no_peak(device: str) -> None:
 def test_the_cpu_peak_is_what_it_multiplies() -> None:
     peak, name = measured_peak(torch.float32, seconds=0.05)
     assert peak > 1e8
-    assert name.startswith("measured matmul, float32, ") and name.endswith(" GFLOP/s")
+    assert name.startswith("measured matmul, float32, ")
+    assert name.endswith(" GFLOP/s")

@@ -25,7 +25,8 @@ class FakeStore:
         self.reads = 0
 
     def read(self, start: int, length: int) -> np.ndarray:
-        assert 0 <= start and start + length <= self.num_tokens
+        assert start >= 0
+        assert start + length <= self.num_tokens
         self.reads += 1
         return np.arange(start, start + length, dtype=np.uint32)
 
@@ -59,7 +60,8 @@ def test_epochs_and_seeds_differ(n: int, seed: int, epoch: int) -> None:
 def test_workers_together_see_what_one_worker_sees(n: int, seed: int, step: int, rows: int) -> None:
     batch = rows * 4
     alone = SampleOrder(n, seed).step(step, batch)
-    assert alone.shape == (batch,) and alone.dtype == np.int64
+    assert alone.shape == (batch,)
+    assert alone.dtype == np.int64
     for workers in (2, 4):
         shared = [SampleOrder(n, seed).step(step, batch, rank, workers) for rank in range(workers)]
         assert np.array_equal(np.concatenate(shared), alone)
@@ -79,7 +81,8 @@ def test_steps_are_one_sequence_of_epochs_whatever_was_asked_before(n: int, seed
 @settings(max_examples=30)
 def test_a_huge_corpus_costs_no_more(n: int, step: int) -> None:
     drawn = SampleOrder(n, seed=7).step(step, 1024)
-    assert drawn.min() >= 0 and drawn.max() < n
+    assert drawn.min() >= 0
+    assert drawn.max() < n
     if step * 1024 // n == ((step + 1) * 1024 - 1) // n:
         assert len(set(drawn.tolist())) == 1024
 
@@ -101,7 +104,9 @@ def test_all_permutations_of_four_appear_alike() -> None:
     for epoch in range(4800):
         key = tuple(epoch_of(order, epoch).tolist())
         seen[key] = seen.get(key, 0) + 1
-    assert len(seen) == 24 and 120 < min(seen.values()) and max(seen.values()) < 290
+    assert len(seen) == 24
+    assert min(seen.values()) > 120
+    assert max(seen.values()) < 290
 
 
 def test_neighbours_do_not_stay_together() -> None:

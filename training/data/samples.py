@@ -74,7 +74,9 @@ class SampleOrder:
         These are positions `step * global_batch_size ...` of the sequence of epochs. Worker `rank` of `world_size`
         gets its contiguous rows, so the workers' rows in the order of their ranks are one worker's batch.
         """
-        assert step >= 0 and global_batch_size % world_size == 0 and 0 <= rank < world_size
+        assert step >= 0
+        assert global_batch_size % world_size == 0
+        assert 0 <= rank < world_size
         rows = global_batch_size // world_size
         start = step * global_batch_size + rank * rows
         position = np.arange(start, start + rows, dtype=np.int64)
@@ -157,7 +159,8 @@ class Loader:
         pin_memory: bool = False,
         prefetch: int = PREFETCH_STEPS,
     ) -> None:
-        assert len(samples) == order.num_samples and prefetch >= 1
+        assert len(samples) == order.num_samples
+        assert prefetch >= 1
         self.wait_seconds = 0.0
         self._samples = samples
         self._order = order
