@@ -115,14 +115,12 @@ def _write_weights(checkpoint: Path, folder: Path, tied: bool, progress: Progres
         section, _, name = key.partition(".")
         if section == "model" and isinstance(entry, TensorStorageMetadata) and not (tied and name == "lm_head.weight"):
             tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
-    total, done = sum(tensor.nbytes for tensor in tensors.values()), 0
     split = split_torch_state_dict_into_shards(tensors, max_shard_size=SHARD_SIZE)
-    for filename, names in split.filename_to_tensors.items():
+    for done, (filename, names) in enumerate(split.filename_to_tensors.items(), start=1):
         shard = {name: torch.empty_like(tensors[name], device="cpu") for name in names}
         load(checkpoint, {"model": shard})
         save_file(shard, folder / filename, metadata={"format": "pt"})
-        done += sum(tensor.nbytes for tensor in shard.values())
-        progress.update(done, total)
+        progress.update(done, len(split.filename_to_tensors))
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ import training.export
 from training.checkpoint import Checkpointer, training_state
 from training.config import Data, Model, Run, Settings, Train
 from training.errors import UserError
-from training.export import export, load_pretrained
+from training.export import INDEX, export, load_pretrained
 from training.model import Llama
 from training.progress import Progress
 
@@ -125,7 +125,7 @@ def test_a_failed_export_leaves_the_first(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(training.export, "_sync", no_room)
-    with pytest.raises(UserError, match="export: cannot be written .*No space left on device"):
+    with pytest.raises(UserError, match=r"export: cannot be written .*No space left on device"):
         export(settings, None, Progress("export"))
     assert (folder / "model.safetensors").read_bytes() == before
     assert [path.name for path in tmp_path.glob(".tmp*")] == []
@@ -151,7 +151,7 @@ def test_export_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer.json: no such file.*run `prepare` first"):
         export(settings, None, Progress("export"))
     shutil.rmtree(settings.checkpoint_dir)
-    with pytest.raises(UserError, match="no whole checkpoint.*run `train` first"):
+    with pytest.raises(UserError, match=r"no whole checkpoint.*run `train` first"):
         export(settings, None, Progress("export"))
     assert not (tmp_path / "export").exists()
 
@@ -186,10 +186,10 @@ def edit_tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[
         (lambda folder: (folder / "config.json").unlink(), r"config\.json: cannot be read \(No such file"),
         (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: is not JSON"),
         (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json: is a list, expected"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors and no model\.safetensors\.ind"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors and no model\."),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"12"), r"model\.safetensors: cannot be read"),
         (
-            lambda folder: (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'),
+            lambda folder: (folder / INDEX).write_text('{"weight_map": {"a": "b.safetensors"}}'),
             r"b\.safetensors: no such file, expected the shard",
         ),
         (edit_tensors(lambda t: t.pop("model.norm.weight")), r"no tensor model\.norm\.weight, expected"),
