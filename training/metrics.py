@@ -69,9 +69,10 @@ def parse_record(line: str) -> Record | None:
 
 
 def append_record(path: Path, record: Record) -> None:
-    """Add one record to a file that no `MetricsWriter` of a living process has open, such as a failure.
+    """Add one record, such as a failure, from another process than the one that trains.
 
-    The launcher calls it when the workers are gone; a line that a killed worker left torn is cut off first.
+    A line that a killed writer left torn is cut off first. A living writer is not disturbed: each of its records is
+    one append, so it has no torn line to lose and goes on behind this one.
     """
     with _named(path), path.open("a+b") as file:
         size = os.fstat(file.fileno()).st_size
