@@ -42,7 +42,9 @@ class Data(Section):
     validation_fraction: float = Field(0.02, ge=0, le=0.5, description="share of the documents kept for validation")
     append_eod: bool = Field(True, description="end each document with the tokenizer's end-of-document id")
     skip_bad: bool = Field(False, description="count and skip records that cannot be read, instead of stopping")
-    shard_mb: int = Field(256, ge=1, description="text per shard of the store, in MiB: the unit of work and of resuming")
+    shard_mb: int = Field(
+        256, ge=1, description="text per shard of the store, in MiB: the unit of work and of resuming"
+    )
 
     @field_validator("source")
     @classmethod
@@ -122,7 +124,7 @@ class Train(Section):
     grad_clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     seed: int = Field(1234, ge=0, lt=2**63, description="seed of the weights and of the sample order")
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="compute dtype; weights and optimizer stay float32. auto: bfloat16 on cuda, else float32"
+        "auto", description="compute dtype; weights and optimizer stay float32. auto: bfloat16 where the device has it"
     )
     compile: Literal["auto"] | bool = Field("auto", description="torch.compile; auto: where a compiler is found")
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
@@ -158,7 +160,9 @@ class Run(Section):
     backend: Literal["auto", "cpu", "cuda", "neuron"] = Field(
         "auto", description="device; auto: cuda where there is one, else cpu (neuron is not built yet)"
     )
-    launcher: Literal["local", "ray"] = Field("local", description="what starts the workers; ray: embedded or RAY_ADDRESS")
+    launcher: Literal["local", "ray"] = Field(
+        "local", description="what starts the workers; ray: embedded or RAY_ADDRESS"
+    )
     cache_dir: Path | None = Field(None, description="folder of compiled code [default: beside RUN.DIR, compile-cache]")
     max_failures: int = Field(3, ge=0, description="restarts from the last checkpoint before a run gives up")
 
@@ -220,6 +224,14 @@ class Settings(Section):
         """Forward passes of one worker per optimizer step."""
         return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.workers)
 
+    def absolute(self) -> Settings:
+        """The same settings with absolute folders, for processes that start in another working directory."""
+        data = self.data.model_copy(update={"output": self.data_dir.absolute()})
+        run = self.run.model_copy(update={"dir": self.run.dir.absolute(), "cache_dir": self.cache_dir.absolute()})
+        init_from = self.model.init_from and self.model.init_from.absolute()
+        model = self.model.model_copy(update={"init_from": init_from})
+        return self.model_copy(update={"data": data, "run": run, "model": model})
+
     def resolved(self) -> dict[str, dict[str, Any]]:
         """Every setting as plain YAML values, the derived folders filled in."""
         values = self.model_dump(mode="json")
@@ -230,11 +242,7 @@ class Settings(Section):
 
 def setting_fields() -> dict[str, Any]:
     """`section.key` -> pydantic FieldInfo, in the order of the classes: what `--help` and the README list."""
-    return {
-        f"{section}.{key}": field
-        for section, info in Settings.model_fields.items()
-        for key, field in info.annotation.model_fields.items()  # type: ignore[union-attr]
-    }
+    return {f"{section}.{key}": field for section in Settings.model_fields for key, field in _keys(section).items()}
 
 
 def preset_names() -> list[str]:
@@ -264,19 +272,24 @@ def load_settings(
         if section not in Settings.model_fields or not key:
             raise UserError(f"{name}: unknown setting{_expected(name, list(setting_fields()))}")
         values.setdefault(section, {})[key] = None if str(text).lower() in ("none", "null") else text
-    return parse_settings(values, origin)
+    return parse_settings(values, origin, from_elsewhere=set(overrides or {}))
 
 
-def parse_settings(values: dict[str, Any], origin: str = "") -> Settings:
+def parse_settings(values: dict[str, Any], origin: str = "", from_elsewhere: set[str] | None = None) -> Settings:
     """Settings from nested plain values, such as a YAML file or a Pulumi stack's config.
 
-    `origin` (a file's name) is put before each message. Raises `UserError`.
+    `origin` (a file's name) is put before a message about a value of that file, `from_elsewhere` names the settings
+    (`section.key`) that are not. Raises `UserError` with one line per mistake.
     """
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        lines = dict.fromkeys(_explain(item) for item in error.errors())
-        raise UserError("\n".join(f"{origin}: {line}" if origin else line for line in lines)) from None
+        lines = []
+        for item in error.errors():
+            key = ".".join(str(part) for part in item["loc"][:2])
+            mine = key not in from_elsewhere if from_elsewhere and len(item["loc"]) > 1 else not from_elsewhere
+            lines.append((f"{origin}: " if origin and mine else "") + _explain(key, item))
+        raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -295,27 +308,48 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return values
 
 
+def _keys(section: str) -> dict[str, Any]:
+    fields: dict[str, Any] = Settings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+    return fields
+
+
 def _sections() -> list[str]:
     return list(Settings.model_fields)
 
 
-def _expected(name: str, known: list[str]) -> str:
+def _expected(name: str, known: list[str], prefix: str = "") -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f", did you mean {near[0]}?" if near else f", expected one of {', '.join(known)}"
+    return f", did you mean {prefix}{near[0]}?" if near else f", expected one of {', '.join(known)}"
 
 
-def _explain(item: Any) -> str:
-    """One pydantic error as one line."""
-    key = ".".join(str(part) for part in item["loc"][:2])
-    message = item["msg"].removeprefix("Value error, ")
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "string_too_short": "at least one character",
+    "literal_error": "one of {expected}",
+    "model": "a group of `key: value` lines",
+}
+
+
+def _explain(key: str, item: Any) -> str:
+    """One pydantic error as one line: the key, the value, what was expected."""
     if item["type"] == "extra_forbidden":
-        if "." not in key:
+        section, _, rest = key.partition(".")
+        if not rest:
             return f"{key}: unknown section{_expected(key, _sections())}"
-        section = key.partition(".")[0]
-        return f"{key}: unknown setting{_expected(key, [k for k in setting_fields() if k.startswith(section)])}"
-    if len(item["loc"]) < 2:  # raised by a validator over several keys: the message names them
+        return f"{key}: unknown setting{_expected(rest, list(_keys(section)), f'{section}.')}"
+    message = item["msg"].removeprefix("Value error, ")
+    if len(item["loc"]) < 2 and item["type"] == "value_error":  # a validator over several keys, which names them itself
         return message
-    if key == "train.compile":
-        message = "expected auto, true or false"
-    message = message.replace("Input should be", "expected").replace("unable to parse string as", "not")
-    return f"{key}: {item['input']}, {message}"
+    if item["type"] == "value_error":
+        return f"{key}: {item['input']}, {message}"
+    kind = item["type"] if item["type"] in _WANTED else item["type"].partition("_")[0]
+    wanted = "auto, true or false" if key == "train.compile" else _WANTED.get(kind, message)
+    return f"{key}: {item['input']}, expected {wanted.format(**item.get('ctx', {}))}"

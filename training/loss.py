@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 
-def _loss_and_grad(logits_CV: torch.Tensor, targets_C1: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _loss_and_grad(
+    logits_CV: torch.Tensor, targets_C1: torch.Tensor, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the chunk's cross-entropies (float32), and `scale` times its gradient by the logits: softmax - one-hot."""
     logits_CV = logits_CV.float()
     lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
@@ -73,6 +75,7 @@ def linear_cross_entropy(
 
     At most `chunk` x V logits exist at a time. Differentiable once, by `hidden_ND` and `head_VD`. Under autocast the
     products are taken in its dtype. `compiled` makes the element-wise work of a chunk one pass over its logits.
+    Without gradients (evaluation), targets of -100 are left out of the mean.
     """
     device = hidden_ND.device.type
     if torch.is_autocast_enabled(device):
@@ -84,4 +87,4 @@ def linear_cross_entropy(
     for part in _chunks(len(hidden_ND), chunk):
         logits_CV = (hidden_ND[part] @ head_VD.T).float()
         total += torch.nn.functional.cross_entropy(logits_CV, targets_N[part], reduction="sum")
-    return total / len(hidden_ND)
+    return total / (targets_N >= 0).sum().clamp(min=1)

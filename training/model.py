@@ -198,8 +198,10 @@ class Llama(nn.Module):
         self.model.register_buffer("rotary", table, persistent=False)
 
     @torch.no_grad()
-    def init_weights(self, seed: int) -> None:
+    def init_weights(self, seed: int, assign: Callable[[torch.Tensor, torch.Tensor], object] | None = None) -> None:
         """Fill the weights: normal with `initializer_range`, norms at one.
+
+        `assign(parameter, values)` stores the whole tensor `values`; a backend with sharded parameters gives its own.
 
         What adds to the residual stream (o_proj, down_proj) is scaled by 1 / sqrt(2 x layers), so that its variance does not
         grow with depth (Radford et al. 2019, GPT-2, section 2.3). The same seed gives the same weights on any number of workers.
@@ -207,12 +209,12 @@ class Llama(nn.Module):
         generator = torch.Generator(self.model.norm.weight.device).manual_seed(seed)
         std = self.config.initializer_range
         for name, parameter in self.named_parameters():
-            if parameter.ndim == 1:
-                parameter.fill_(1.0)
-            else:
-                residual = name.endswith(("o_proj.weight", "down_proj.weight"))
-                scale = (2 * self.config.num_hidden_layers) ** -0.5 if residual else 1.0
-                parameter.normal_(0.0, std * scale, generator=generator)
+            residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+            scale = (2 * self.config.num_hidden_layers) ** -0.5 if residual else 1.0
+            values = torch.ones(parameter.shape, device=parameter.device)
+            if parameter.ndim > 1:
+                values.normal_(0.0, std * scale, generator=generator)
+            assign(parameter, values) if assign else parameter.copy_(values)
         self.init_rotary()
 
     def compile_layers(self) -> None:
@@ -220,6 +222,7 @@ class Llama(nn.Module):
 
         `forward` is replaced, and not the module, so that parameter names and the hooks of DDP and FSDP stay as they are.
         """
+        torch._dynamo.config.optimize_ddp = False  # it would split layers that DDP's buckets overlap with as they are
         for layer in self.model.layers:
             layer.forward = torch.compile(layer.forward, fullgraph=True, dynamic=False)  # type: ignore[method-assign]
         self.compiled = True
@@ -231,6 +234,4 @@ class Llama(nn.Module):
     def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy (nats, float32 scalar) of `targets_BS` after `tokens_BS`."""
         hidden_ND = self.model(tokens_BS).flatten(0, 1)
-        return self.parts.loss(
-            hidden_ND, self.lm_head.weight, targets_BS.flatten(), self.loss_chunk, self.compiled
-        )
+        return self.parts.loss(hidden_ND, self.lm_head.weight, targets_BS.flatten(), self.loss_chunk, self.compiled)

@@ -1,0 +1,68 @@
+"""Workers on this machine, without Ray: this process itself for one worker, else one process each."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from datetime import timedelta
+
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+
+from training.backends import World, process_group
+from training.config import Settings
+from training.errors import RunFailed
+from training.launchers import gave_up, record_lost_worker, run_attempt
+from training.rundir import RunDir
+from training.trainer import train
+from training.watch import HANG_EXIT_CODE
+
+
+def train_locally(settings: Settings) -> None:
+    """Train on `parallel.workers` processes of this machine, restarting them after a fault.
+
+    Raises `RunFailed` after `run.max_failures` restarts.
+    """
+    since = time.time()
+    for attempt in range(settings.run.max_failures + 1):
+        try:
+            if settings.parallel.workers == 1:
+                return run_attempt(settings, lambda: train(settings, World()), 0)
+            return _start_workers(settings)
+        except (RunFailed, multiprocessing.ProcessException) as error:
+            _record_lost(settings, error)
+            if attempt == settings.run.max_failures or RunDir(settings.run.dir).stop_requested():
+                raise gave_up(settings, since, str(error)) from error
+
+
+def _start_workers(settings: Settings) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    # The first worker that fails takes the others down with it; all of them take part in the next attempt.
+    multiprocessing.start_processes(
+        _worker, args=(settings, port, os.getpid()), nprocs=settings.parallel.workers, start_method="spawn"
+    )
+
+
+def _worker(rank: int, settings: Settings, port: int, parent: int) -> None:
+    # gloo announces its connections on standard output; what a worker has to say is in the run's folder.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    # A signal from the terminal reaches every process of the group; the launcher alone acts on it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    size = settings.parallel.workers
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world = World(rank, size, rank, size)
+    timeout = timedelta(seconds=settings.train.hang_timeout)
+    dist.init_process_group(process_group(settings), rank=rank, world_size=size, timeout=timeout)
+    try:
+        run_attempt(settings, lambda: train(settings, world, parent), rank)
+    finally:
+        dist.destroy_process_group()
+
+
+def _record_lost(settings: Settings, error: Exception) -> None:
+    if isinstance(error, multiprocessing.ProcessExitedException) and error.exit_code != HANG_EXIT_CODE:
+        record_lost_worker(settings, error.error_index, error.signal_name or f"exit code {error.exit_code}")

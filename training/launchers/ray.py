@@ -1,0 +1,121 @@
+"""Workers as actors of Ray Train: on an embedded Ray of this machine, or on the cluster that RAY_ADDRESS names.
+
+Ray Train starts the group again after a lost worker; where training goes on is decided by the run's own checkpoints,
+so nothing of the state goes through Ray.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from training.backends import World, backend_name, process_group
+from training.config import Settings
+from training.errors import RunFailed
+from training.launchers import gave_up, record_lost_worker, run_attempt
+from training.rundir import RunDir
+
+OBJECT_STORE_BYTES = 256 << 20  # of an embedded Ray: nothing large goes through it
+
+
+def connect(workers: int = 1) -> None:
+    """Connect this process to Ray: to the cluster of RAY_ADDRESS, else to one embedded in this process.
+
+    `workers`: processes that must find a CPU each. Does nothing when connected already.
+    """
+    os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+
+    if ray.is_initialized():
+        return
+    if "RAY_ADDRESS" in os.environ:
+        ray.init(logging_level=logging.WARNING)
+        return
+    ray.init(
+        num_cpus=max(len(os.sched_getaffinity(0)), workers),
+        object_store_memory=OBJECT_STORE_BYTES,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level=logging.ERROR,
+    )
+
+
+def precompile_on_ray(settings: Settings) -> str:
+    """`precompile` as a task on a node that has the device."""
+    connect()
+    import ray
+
+    from training.precompile import precompile
+
+    cuda = backend_name(settings) == "cuda"
+    task = ray.remote(num_cpus=1, num_gpus=int(cuda))(precompile)
+    summary: str = ray.get(task.remote(settings))
+    return summary
+
+
+def train_on_ray(settings: Settings) -> None:
+    """Train on `parallel.workers` workers of Ray Train. Raises `RunFailed` after `run.max_failures` restarts."""
+    settings = settings.absolute()  # Ray Train starts its workers in a folder of its own
+    workers, since = settings.parallel.workers, time.time()
+    connect(workers)
+    import ray
+    from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    class RecordFailures(UserCallback):
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            for rank, error in worker_exceptions.items():
+                if not isinstance(error, RunFailed):  # those are recorded where they are raised
+                    record_lost_worker(settings, rank, str(error).strip().partition("\n")[0])
+
+    cuda = backend_name(settings) == "cuda"
+    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
+    run = RunDir(settings.run.dir)
+    trainer = TorchTrainer(
+        _worker,
+        train_loop_config={"settings": settings.model_dump(mode="json")},
+        torch_config=TorchConfig(backend=process_group(settings), timeout_s=int(settings.train.hang_timeout) + 1),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=cuda, resources_per_worker={"CPU": cpus} | ({"GPU": 1} if cuda else {})
+        ),
+        run_config=RunConfig(
+            name=settings.run.dir.name,
+            storage_path=str(settings.run.dir / "ray"),
+            failure_config=FailureConfig(max_failures=settings.run.max_failures),
+            callbacks=[RecordFailures()],
+        ),
+    )
+    # On a thread of its own: Ray Train would otherwise take SIGINT for itself and end the run without a checkpoint.
+    ended: list[BaseException | None] = []
+
+    def fit() -> None:
+        try:
+            trainer.fit()
+            ended.append(None)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            ended.append(error)
+
+    thread = threading.Thread(target=fit, name="ray-train", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.2)  # short waits, so that a signal's handler runs at once
+    if isinstance(ended[0], TrainingFailedError):
+        if run.outcome():  # it ended, and a worker was lost on its way out
+            return
+        raise gave_up(settings, since, str(ended[0]).strip()) from ended[0]
+    if ended[0] is not None:
+        raise ended[0]
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """What every Ray Train worker runs."""
+    from training.trainer import train
+
+    settings = Settings.model_validate(config["settings"])
+    world = World.from_env()
+    run_attempt(settings, lambda: train(settings, world), world.rank)

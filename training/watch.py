@@ -1,0 +1,72 @@
+"""A thread beside the training loop of every worker: ends an attempt that hangs, sees requests to stop.
+
+A collective that waits for a lost worker, or a device that does not answer, cannot be interrupted from Python; the one
+remedy is to end the process, say why, and let the launcher start the group again from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Self
+
+from training.metrics import append_record
+from training.rundir import RunDir
+
+POLL_SECONDS = 0.25
+HANG_EXIT_CODE = 3
+
+
+class Watch:
+    """Watches one worker while the context is open.
+
+    Args:
+        run: its folder; failures are recorded in its metrics file.
+        rank: for the message.
+        hang_timeout: seconds between two calls of `beat` after which the process is ended.
+        parent: process id that must stay the parent (a launcher that is killed takes its workers along), or None.
+    """
+
+    def __init__(self, run: RunDir, rank: int, hang_timeout: float, parent: int | None = None) -> None:
+        self.stop_requested = False
+        """A stop was asked for; rank 0 tells the others, so that all end after the same step."""
+        self._run, self._rank, self._timeout, self._parent = run, rank, hang_timeout, parent
+        self._step, self._doing = 0, "starting"
+        self._beat_at = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="watch", daemon=True)
+
+    def beat(self, step: int, doing: str) -> None:
+        """Progress was made: the worker now does `doing` of `step`."""
+        self._step, self._doing, self._beat_at = step, doing, time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._closed.wait(min(POLL_SECONDS, self._timeout / 4)):
+            self.stop_requested = self.stop_requested or self._run.stop_requested()
+            if self._parent is not None and os.getppid() != self._parent:
+                os._exit(HANG_EXIT_CODE)
+            if time.monotonic() - self._beat_at > self._timeout:
+                self._end()
+
+    def _end(self) -> None:
+        message = f"no progress for train.hang_timeout ({self._timeout:g} s) while {self._doing}"
+        record = {"type": "failure", "time": time.time(), "rank": self._rank, "step": self._step, "message": message}
+        append_record(self._run.metrics, record)
+        where = f"rank {self._rank}, step {self._step}"
+        print(
+            f"error: {where}: {message}; the same command goes on from the last checkpoint", file=sys.stderr, flush=True
+        )
+        os._exit(HANG_EXIT_CODE)
