@@ -214,7 +214,7 @@ class TokenStore:
 
     def read(self, start: int, length: int) -> npt.NDArray[Any]:
         """Tokens `start` to `start + length` of the stream, across documents and shards: a copy, shape (length,)."""
-        assert 0 <= start and 0 <= length and start + length <= self.num_tokens, (start, length, self.num_tokens)
+        assert 0 <= start <= start + length <= self.num_tokens, (start, length, self.num_tokens)
         tokens = np.empty(length, self.dtype)
         shard = int(np.searchsorted(self._starts, start, side="right")) - 1
         done = 0
