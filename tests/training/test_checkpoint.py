@@ -122,6 +122,7 @@ def test_training_goes_on_bit_for_bit(fused: bool, tmp_path: Path) -> None:
 
     again, its_optimizer = toy(seed=2, fused=fused)
     assert restore(path, again, its_optimizer) == {"step": 5}
+    assert [group["lr"] for group in its_optimizer.param_groups] == [0.01 / 5] * 2
     train(again, its_optimizer, range(5, 10))
     assert_same(training_state(again, its_optimizer), straight)
 
@@ -160,6 +161,14 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
     checkpointer.close()
     assert sorted(os.listdir(tmp_path)) == ["step-00000030", "step-00000200"]
     assert checkpointer.stall_seconds > 0
+
+
+def test_a_kill_while_pruning_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Removing a folder takes time; before it begins the folder has lost its final name."""
+    save(tmp_path, 1, filled(1), keep=1)
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)
+    save(tmp_path, 2, filled(2), keep=1)
+    assert sorted(os.listdir(tmp_path)) == [".tmp-pruned-step-00000001", "step-00000002"]
 
 
 def test_a_step_is_saved_once(tmp_path: Path) -> None:
