@@ -1,0 +1,52 @@
+# `make help` lists the targets.
+
+PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+UV := uv==0.13.9
+# uv does not read pip's settings; a machine that installs through a mirror has this one.
+UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
+PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint format bench lock clean
+
+help: ## list the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo '  ARGS="..." adds settings to run, tests to test, options to bench: make run ARGS="--train.steps 20"'
+
+setup: $(VENV)/.installed ## make .venv with everything the project needs
+
+$(VENV)/.installed: $(PINS)
+	@test -n "$(PYTHON)" || { echo 'error: PYTHON: no Python 3.11 or 3.12 on PATH, expected one: make setup PYTHON=/path/to/python3.12'; exit 2; }
+	@echo "installing into $(VENV) (the first time: several GB, a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(UV)
+	$(UV_ENV) $(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt -c constraints.txt
+	@touch $@
+
+run: setup ## pre-train a small Llama on this machine: prepare, precompile, train, report
+	@$(BIN)/python -m training run --preset tiny --launcher ray $(ARGS)
+
+test: lint ## lint and all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: setup ## ruff, its formatter and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## compare with peers in one run; writes benchmarks/RESULTS.md
+	$(BIN)/python -m benchmarks.run $(ARGS)
+
+lock: setup ## pin what the pinned packages need, after a change of requirements*.txt
+	$(UV_ENV) $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
+		requirements-dev.txt -o constraints.txt
+
+clean: ## remove runs and caches, keep .venv
+	rm -rf runs bench .pytest_cache .mypy_cache .ruff_cache .hypothesis
