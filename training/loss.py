@@ -10,6 +10,7 @@ Shape suffixes: N tokens, C tokens of one chunk, D hidden size, V vocabulary.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -37,7 +38,7 @@ def _chunks(tokens: int, size: int) -> list[slice]:
     """Chunks of at most `size` tokens whose lengths differ by one at most: one or two shapes to compile for."""
     count = math.ceil(tokens / size)
     edges = [tokens * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+    return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -82,7 +83,7 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
     if torch.is_grad_enabled():
-        return _LinearCrossEntropy.apply(hidden_ND, head_VD, targets_N, chunk, compiled)
+        return _LinearCrossEntropy.apply(hidden_ND, head_VD, targets_N, chunk, compiled)  # type: ignore[no-untyped-call]
     total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
     for part in _chunks(len(hidden_ND), chunk):
         logits_CV = (hidden_ND[part] @ head_VD.T).float()

@@ -43,8 +43,8 @@ class Layers:
 def rotary_table(head_dim: int, length: int, theta: float, device: torch.device | None = None) -> torch.Tensor:
     """Cosines and sines of the rotary embedding, [2, length, head_dim], float32.
 
-    Angle of position p and pair i is p * theta^(-2i / head_dim) (Su et al. 2021, RoFormer, section 3.4.2). Pair i is made of
-    dimensions i and i + head_dim / 2, the layout of Hugging Face's Llama weights.
+    Angle of position p and pair i is p * theta^(-2i / head_dim) (Su et al. 2021, RoFormer, section 3.4.2). Pair i is
+    made of dimensions i and i + head_dim / 2, the layout of Hugging Face's Llama weights.
     """
     inverse = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32, device=device) / head_dim)
     angles = torch.outer(torch.arange(length, dtype=torch.float32, device=device), inverse)
@@ -203,8 +203,9 @@ class Llama(nn.Module):
 
         `assign(parameter, values)` stores the whole tensor `values`; a backend with sharded parameters gives its own.
 
-        What adds to the residual stream (o_proj, down_proj) is scaled by 1 / sqrt(2 x layers), so that its variance does not
-        grow with depth (Radford et al. 2019, GPT-2, section 2.3). The same seed gives the same weights on any number of workers.
+        What adds to the residual stream (o_proj, down_proj) is scaled by 1 / sqrt(2 x layers), so that its variance
+        does not grow with depth (Radford et al. 2019, GPT-2, section 2.3). The same seed gives the same weights on any
+        number of workers.
         """
         generator = torch.Generator(self.model.norm.weight.device).manual_seed(seed)
         std = self.config.initializer_range
@@ -220,7 +221,8 @@ class Llama(nn.Module):
     def compile_layers(self) -> None:
         """Compile the decoder layers one by one: all are alike, so one compilation serves every depth.
 
-        `forward` is replaced, and not the module, so that parameter names and the hooks of DDP and FSDP stay as they are.
+        `forward` is replaced, and not the module, so that parameter names and the hooks of DDP and FSDP stay as they
+        are.
         """
         torch._dynamo.config.optimize_ddp = False  # it would split layers that DDP's buckets overlap with as they are
         for layer in self.model.layers:
@@ -234,4 +236,5 @@ class Llama(nn.Module):
     def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy (nats, float32 scalar) of `targets_BS` after `tokens_BS`."""
         hidden_ND = self.model(tokens_BS).flatten(0, 1)
-        return self.parts.loss(hidden_ND, self.lm_head.weight, targets_BS.flatten(), self.loss_chunk, self.compiled)
+        head_VD = self.lm_head.get_parameter("weight")
+        return self.parts.loss(hidden_ND, head_VD, targets_BS.flatten(), self.loss_chunk, self.compiled)

@@ -146,7 +146,8 @@ class _Attempt:
     @staticmethod
     def _read(unread: deque[Callable[[], bool]], but: int) -> bool:
         """Read the results of all steps `but` the last ones; whether one of them asks to stop."""
-        return any([unread.popleft()() for _ in range(len(unread) - but)])
+        asked = [unread.popleft()() for _ in range(len(unread) - but)]  # all of them, and not only up to the first
+        return any(asked)
 
     def _issue_step(self, step: int) -> Callable[[], bool]:
         """One optimizer step; what it returns reads the results, records them, and says whether to stop."""

@@ -10,7 +10,7 @@ __all__ = ["Backend", "World", "backend_name", "make_backend", "process_group"]
 
 
 def backend_name(settings: Settings) -> str:
-    """The backend that `run.backend` means on this machine: `cpu` or `cuda`. Raises `UserError` when it is not there."""
+    """The backend that `run.backend` means here: `cpu` or `cuda`. Raises `UserError` when this machine has it not."""
     import torch
 
     asked = settings.run.backend

@@ -125,7 +125,7 @@ class Backend(ABC):
         """Scale the gradients to a norm of at most `train.grad_clip`; returns the norm before."""
         return torch.nn.utils.clip_grad_norm_(model.parameters(), self.settings.train.grad_clip)
 
-    def step_boundary(self) -> None:
+    def step_boundary(self) -> None:  # noqa: B027 - most devices need nothing here
         """Called when all work of an optimizer step is issued."""
 
     def read_later(self, values: torch.Tensor) -> Callable[[], list[float]]:

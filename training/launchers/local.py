@@ -9,7 +9,7 @@ import time
 from datetime import timedelta
 
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, start_processes
 
 from training.backends import World, process_group
 from training.config import Settings
@@ -31,7 +31,7 @@ def train_locally(settings: Settings) -> None:
             if settings.parallel.workers == 1:
                 return run_attempt(settings, lambda: train(settings, World()), 0)
             return _start_workers(settings)
-        except (RunFailed, multiprocessing.ProcessException) as error:
+        except (RunFailed, ProcessException) as error:
             _record_lost(settings, error)
             if attempt == settings.run.max_failures or RunDir(settings.run.dir).stop_requested():
                 raise gave_up(settings, since, str(error)) from error
@@ -42,9 +42,7 @@ def _start_workers(settings: Settings) -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # The first worker that fails takes the others down with it; all of them take part in the next attempt.
-    multiprocessing.start_processes(
-        _worker, args=(settings, port, os.getpid()), nprocs=settings.parallel.workers, start_method="spawn"
-    )
+    start_processes(_worker, args=(settings, port, os.getpid()), nprocs=settings.parallel.workers, start_method="spawn")
 
 
 def _worker(rank: int, settings: Settings, port: int, parent: int) -> None:
@@ -64,5 +62,5 @@ def _worker(rank: int, settings: Settings, port: int, parent: int) -> None:
 
 
 def _record_lost(settings: Settings, error: Exception) -> None:
-    if isinstance(error, multiprocessing.ProcessExitedException) and error.exit_code != HANG_EXIT_CODE:
+    if isinstance(error, ProcessExitedException) and error.exit_code != HANG_EXIT_CODE:
         record_lost_worker(settings, error.error_index, error.signal_name or f"exit code {error.exit_code}")

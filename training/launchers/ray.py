@@ -67,7 +67,7 @@ def train_on_ray(settings: Settings) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
     from ray.train.torch import TorchConfig, TorchTrainer
 
-    class RecordFailures(UserCallback):
+    class RecordFailures(UserCallback):  # type: ignore[misc]  # ray is not typed
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             for rank, error in worker_exceptions.items():
                 if not isinstance(error, RunFailed):  # those are recorded where they are raised
