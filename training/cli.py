@@ -1,4 +1,4 @@
-"""The command line. Its options are the settings of `training.config`, generated from there.
+"""The command line. Its options are the settings of `training.config`, generated from there (`training.options`).
 
 Errors that the user can mend are one line each on standard error and exit code 2; a run that failed is exit code 1 and
 goes on with the same command; a run that was asked to stop ends with 128 + the signal's number.
@@ -9,77 +9,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import shlex
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 
-from training.checks import check_before_launch
-from training.config import Settings, load_settings, preset_names, setting_fields
+from training.config import Settings
 from training.errors import RunFailed, UserError
 from training.launchers import Stopped, launch_train
+from training.options import StageCommand, Stages
 from training.progress import FollowMetrics, Progress, summary_table
 from training.rundir import RunDir
 
-err = Console(stderr=True)
+Action = Callable[[Settings, RunDir], None]
 
-
-class StageCommand(click.Command):
-    """A stage, with every setting as an option; `--help` lists them by section."""
-
-    def __init__(self, name: str, action: Callable[[Settings, RunDir], None], help: str) -> None:
-        common: list[click.Parameter] = [
-            click.Option(["--preset"], metavar="NAME", help=f"a file of training/presets: {', '.join(preset_names())}"),
-            click.Option(["--config"], metavar="FILE", type=click.Path(path_type=Path), help="a YAML file of settings"),
-            click.Option(["--launcher"], metavar="NAME", help="same as --run.launcher"),
-            click.Option(["--workers"], metavar="N", help="same as --parallel.workers"),
-        ]
-        # Values stay text here: one schema, training.config, says what is valid and in which words.
-        settings = [
-            click.Option([f"--{key}", key.replace(".", "__")], metavar="VALUE", help=_help_of(field))
-            for key, field in setting_fields().items()
-        ]
-        super().__init__(name, params=common + list(settings), help=help, callback=self._run)
-        self._action = action
-
-    def _run(
-        self, preset: str | None, config: Path | None, launcher: str | None, workers: str | None, **given: Any
-    ) -> None:
-        overrides = {key.replace("__", "."): value for key, value in given.items() if value is not None}
-        if launcher is not None:
-            overrides["run.launcher"] = launcher
-        if workers is not None:
-            overrides["parallel.workers"] = workers
-        settings = load_settings(preset, config or _settings_of_run(self.name, preset, overrides), overrides)
-        self._action(settings, RunDir(settings.run.dir))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        groups: dict[str, list[tuple[str, str]]] = {}
-        for param in self.get_params(ctx):
-            if (record := param.get_help_record(ctx)) is not None:
-                section = param.name.partition("__")[0] if "__" in (param.name or "") else "options"  # type: ignore[union-attr]
-                groups.setdefault(section, []).append(record)
-        for section, records in groups.items():
-            with formatter.section(section):
-                formatter.write_dl(records)
-
-
-def _help_of(field: Any) -> str:
-    default = "" if field.default is None else f" [default: {field.default}]"
-    return f"{field.description}{default}"
-
-
-def _settings_of_run(stage: str | None, preset: str | None, overrides: dict[str, str]) -> Path | None:
-    """`report` and `export` look at a run that exists: its own settings are the ones to read."""
-    if stage in ("report", "export") and preset is None and "run.dir" in overrides:
-        path = RunDir(Path(overrides["run.dir"])).settings
-        if not path.exists():
-            raise UserError(f"run.dir: {overrides['run.dir']} has no settings.yaml, expected the folder of a run")
-        return path
-    return None
+# Of an OSError: what the user can mend where the message's file is.
+_MENDABLE = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG}
 
 
 def prepare_stage(settings: Settings, run: RunDir) -> None:
@@ -108,7 +56,10 @@ def precompile_stage(settings: Settings, run: RunDir) -> None:
 
 def train_stage(settings: Settings, run: RunDir) -> None:
     """Train, going on from the last checkpoint."""
+    from training.checks import check_before_launch
+
     check_before_launch(settings)
+    run.write_settings(settings)
     with (
         run.stage("train") as done,
         Progress("train", "steps") as progress,
@@ -145,10 +96,14 @@ def export_stage(settings: Settings, run: RunDir) -> None:
 
 def run_stages(settings: Settings, run: RunDir) -> None:
     """prepare, precompile, train, report."""
+    from training.backends import backend_name
+
+    backend_name(settings)  # a device that is not there is an error before hours of preparation, not after
     for stage in (prepare_stage, precompile_stage, train_stage, report_stage):
         stage(settings, run)
-    again = shlex.join(["python", "-m", "training", *sys.argv[1:]])
-    Console().print(f"train on:    {again} --train.steps {2 * settings.train.steps}", highlight=False, soft_wrap=True)
+    again = [_bin("python"), "-m", "training", "run", "--config", str(run.settings)]
+    steps = ["--train.steps", str(2 * settings.train.steps)]
+    Console().print(f"train on:    {shlex.join(again + steps)}", highlight=False, soft_wrap=True)
 
 
 def _bin(name: str) -> str:
@@ -158,67 +113,116 @@ def _bin(name: str) -> str:
     return str(beside)
 
 
-def _locked(action: Callable[[Settings, RunDir], None]) -> Callable[[Settings, RunDir], None]:
-    def hold(settings: Settings, run: RunDir) -> None:
+def _writes(action: Action) -> Callable[[Settings], None]:
+    """A stage that changes the run: alone, and with settings that the run can go on with."""
+
+    def start(settings: Settings) -> None:
+        run = RunDir(settings.run.dir)
         with run.lock():
-            run.write_settings(settings)
+            if any(settings.checkpoint_dir.glob("step-*")):
+                from training.checks import check_run
+
+                check_run(settings)
+            else:  # with checkpoints, settings.yaml is what they were made with until `train` goes on from them
+                run.write_settings(settings)
             action(settings, run)
 
-    return hold
+    return start
+
+
+def _reads(action: Action) -> Callable[[Settings], None]:
+    """A stage that looks at a run, live or not."""
+
+    def start(settings: Settings) -> None:
+        _settings_of(str(settings.run.dir))
+        action(settings, RunDir(settings.run.dir))
+
+    return start
+
+
+def _settings_of(run_dir: str | None) -> Path | None:
+    """The settings that a run wrote. Raises `UserError` when the folder is not a run's."""
+    if run_dir is None:
+        return None
+    path = RunDir(Path(run_dir)).settings
+    if not path.is_file():
+        raise UserError(f"run.dir: {run_dir} has no settings.yaml, expected the folder of a run")
+    return path
 
 
 @click.group(
-    help="Pre-train Llama: prepare the data, compile, train, report. `STAGE --help` lists the settings.",
+    cls=Stages,
+    help="Pre-train Llama. To begin: python -m training run --preset tiny",
+    epilog="A stage that was stopped or killed goes on with the same command. Settings: STAGE --help.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 def cli() -> None:
     pass
 
 
-for _name, _action, _help in (
-    ("prepare", _locked(prepare_stage), "Turn the source's text into a store of tokens."),
-    ("precompile", _locked(precompile_stage), "Compile what training will need into the cache."),
-    ("train", _locked(train_stage), "Train on the store; goes on from the run's last checkpoint."),
-    ("report", report_stage, "Write the loss plot and the page of a run."),
-    ("export", export_stage, "Write the last checkpoint as a Hugging Face folder."),
-    ("run", _locked(run_stages), "prepare, precompile, train and report, one after the other."),
+_LOOK = ("run.dir", "data.output")
+for _command in (
+    StageCommand("run", _writes(run_stages), "prepare, precompile, train and report, one after the other"),
+    StageCommand("prepare", _writes(prepare_stage), "turn the source's text into a store of tokens"),
+    StageCommand("precompile", _writes(precompile_stage), "compile what training will need into the cache"),
+    StageCommand("train", _writes(train_stage), "train on the store; goes on from the run's last checkpoint"),
+    StageCommand("report", _reads(report_stage), "write the loss plot and the page of a run", _settings_of, _LOOK),
+    StageCommand(
+        "export", _reads(export_stage), "write the last checkpoint as a Hugging Face folder", _settings_of, _LOOK
+    ),
 ):
-    cli.add_command(StageCommand(_name, _action, _help))
+    cli.add_command(_command)
+
+
+class _Terminated(BaseException):
+    """SIGTERM, outside of training, which has its own way to end."""
 
 
 @contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Turn what a user can act on into lines and an exit code."""
+def _sigterm_unwinds() -> Iterator[None]:
+    """Let SIGTERM end the process as an exception does: files closed, locks released, the stage recorded."""
+
+    def handle(number: int, frame: object) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, handle)
     try:
         yield
-    except click.ClickException as error:
-        _fail(error.format_message(), 2)
-    except (UserError, RunFailed) as error:
-        _fail(str(error), error.exit_code)
-    except Stopped as error:
-        _fail(f"{error}; the same command goes on from there", error.exit_code, "stopped")
-    except (KeyboardInterrupt, click.Abort):
-        _fail("the same command goes on from what is done", 130, "interrupted")
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        _fail(f"{error.filename or 'disk'}: no space left, expected room to write", 2)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _fail(message: str, code: int, kind: str = "error") -> None:
+def _say(message: str, kind: str, style: str) -> None:
+    console = Console(stderr=True, style=style)
     for line in message.splitlines():
-        err.print(
-            f"{kind}: {line}",
-            style="red" if kind == "error" else "yellow",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
-    sys.exit(code)
+        console.print(f"{kind}: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
-def main() -> int:
-    """Run the command line; returns the exit code."""
-    with _plain_errors():
-        cli.main(prog_name="python -m training", standalone_mode=False)
-    return 0
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (that of the process by default); returns the exit code."""
+    goes_on = "the same command goes on"
+    try:
+        with _sigterm_unwinds():
+            cli.main(argv, prog_name="python -m training", standalone_mode=False)
+        return 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message(), err=True)
+        return 2
+    except click.ClickException as error:
+        _say(error.format_message(), "error", "red")
+        return 2
+    except (UserError, RunFailed) as error:
+        _say(str(error), "error", "red")
+        return error.exit_code
+    except Stopped as error:
+        _say(f"{error}; {goes_on} from there", "stopped", "yellow")
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort, _Terminated) as error:
+        number = signal.SIGTERM if isinstance(error, _Terminated) else signal.SIGINT
+        _say(f"{goes_on} from what is done", "stopped", "yellow")
+        return 128 + number
+    except OSError as error:
+        if error.errno not in _MENDABLE:
+            raise
+        _say(f"{error.filename or 'disk'}: {error.strerror}, expected room and leave to write", "error", "red")
+        return 2

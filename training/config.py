@@ -12,29 +12,47 @@ pydantic and PyYAML only.
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from training.errors import UserError
 
 PRESETS = Path(__file__).parent / "presets"
 SOURCE_KINDS = ("pydocs", "text:GLOB", "jsonl:GLOB", "parquet:GLOB", "hub:NAME[/CONFIG]")
 
+Count = Annotated[int, Field(le=2**31 - 1)]  # of anything: more is a slip of the keyboard
+
 
 class Section(BaseModel):
     """A group of settings: unknown keys are errors, values never change once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _meant(cls, value: object, info: ValidationInfo) -> object:
+        """Refuse what pydantic would take and no one means: YAML's `yes` as 1, an empty path as the current folder."""
+        kind = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and kind in (int, float):
+            raise ValueError("expected a number")
+        if isinstance(value, str):
+            if not value.strip() or not value.isprintable():
+                raise ValueError("expected printable text")
+            if kind in (Path, Path | None):
+                return os.path.expanduser(value)
+        return value
 
 
 class Data(Section):
     """Where the text comes from and how it becomes tokens."""
 
     source: str = Field("pydocs", description=f"the text: {' | '.join(SOURCE_KINDS)}")
-    text_key: str = Field("text", min_length=1, description="field of a JSONL, Parquet or Hub record with its text")
+    text_key: str = Field("text", description="field of a JSONL, Parquet or Hub record with its text")
     tokenizer: str = Field(
         "train:8192", description="train:VOCAB_SIZE trains a BPE on the source; a path or a Hub name loads one"
     )
@@ -42,7 +60,7 @@ class Data(Section):
     validation_fraction: float = Field(0.02, ge=0, le=0.5, description="share of the documents kept for validation")
     append_eod: bool = Field(True, description="end each document with the tokenizer's end-of-document id")
     skip_bad: bool = Field(False, description="count and skip records that cannot be read, instead of stopping")
-    shard_mb: int = Field(
+    shard_mb: Count = Field(
         256, ge=1, description="text per shard of the store, in MiB: the unit of work and of resuming"
     )
 
@@ -59,22 +77,20 @@ class Data(Section):
     def _known_tokenizer(cls, value: str) -> str:
         if value.startswith("train:") and not (value[6:].isdecimal() and int(value[6:]) >= 257):
             raise ValueError("expected train:VOCAB_SIZE with a size of at least 257 (256 bytes and the end token)")
-        if not value:
-            raise ValueError("expected train:VOCAB_SIZE, a path or a Hub name")
         return value
 
 
 class Model(Section):
     """The shape of the Llama, by the names of Hugging Face's LlamaConfig."""
 
-    hidden_size: int = Field(256, ge=2, description="width of the residual stream")
-    intermediate_size: int = Field(688, ge=1, description="width inside the SwiGLU feed-forward")
-    num_hidden_layers: int = Field(4, ge=1, description="transformer layers")
-    num_attention_heads: int = Field(4, ge=1, description="query heads")
-    num_key_value_heads: int = Field(4, ge=1, description="key and value heads; fewer than query heads is GQA")
-    vocab_size: int = Field(8192, ge=2, description="rows of the embedding; at least the tokenizer's size")
+    hidden_size: Count = Field(256, ge=2, description="width of the residual stream")
+    intermediate_size: Count = Field(688, ge=1, description="width inside the SwiGLU feed-forward")
+    num_hidden_layers: Count = Field(4, ge=1, description="transformer layers")
+    num_attention_heads: Count = Field(4, ge=1, description="query heads")
+    num_key_value_heads: Count = Field(4, ge=1, description="key and value heads; fewer than query heads is GQA")
+    vocab_size: Count = Field(8192, ge=2, description="rows of the embedding; at least the tokenizer's size")
     rope_theta: float = Field(10_000.0, gt=0, description="base of the rotary frequencies")
-    max_position_embeddings: int = Field(2048, ge=1, description="longest sequence that the model is made for")
+    max_position_embeddings: Count = Field(2048, ge=1, description="longest sequence that the model is made for")
     rms_norm_eps: float = Field(1e-5, gt=0, description="epsilon of RMSNorm")
     initializer_range: float = Field(0.02, gt=0, description="standard deviation of the initial weights")
     tie_word_embeddings: bool = Field(False, description="use the embedding as the output head too")
@@ -110,13 +126,13 @@ class Model(Section):
 class Train(Section):
     """The batch, the optimizer, and how long."""
 
-    seq_length: int = Field(256, ge=1, description="tokens per sample")
-    global_batch_size: int = Field(16, ge=1, description="samples per optimizer step, over all workers")
-    micro_batch_size: int = Field(16, ge=1, description="samples per forward pass of one worker")
-    steps: int = Field(200, ge=1, description="optimizer steps of the whole run")
+    seq_length: Count = Field(256, ge=1, description="tokens per sample")
+    global_batch_size: Count = Field(16, ge=1, description="samples per optimizer step, over all workers")
+    micro_batch_size: Count = Field(16, ge=1, description="samples per forward pass of one worker")
+    steps: Count = Field(200, ge=1, description="optimizer steps of the whole run")
     learning_rate: float = Field(1e-3, gt=0, description="peak learning rate")
     min_learning_rate: float = Field(0.0, ge=0, description="learning rate at the end of the cosine")
-    warmup_steps: int = Field(20, ge=0, description="steps of linear warm-up")
+    warmup_steps: Count = Field(20, ge=0, description="steps of linear warm-up")
     weight_decay: float = Field(0.1, ge=0, description="AdamW weight decay of the matrices")
     beta1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1")
     beta2: float = Field(0.95, ge=0, lt=1, description="AdamW beta2")
@@ -130,9 +146,9 @@ class Train(Section):
     activation_checkpointing: Literal["none", "selective", "full"] = Field(
         "none", description="recompute in the backward pass: nothing, all but matrix products and attention, or layers"
     )
-    loss_chunk: int = Field(1024, ge=1, description="tokens whose logits exist at one time")
-    eval_every: int = Field(50, ge=1, description="steps between evaluations (the last step is always evaluated)")
-    eval_samples: int = Field(64, ge=1, description="samples of the validation part per evaluation, at most")
+    loss_chunk: Count = Field(1024, ge=1, description="tokens whose logits exist at one time")
+    eval_every: Count = Field(50, ge=1, description="steps between evaluations (the last step is always evaluated)")
+    eval_samples: Count = Field(64, ge=1, description="samples of the validation part per evaluation, at most")
     hang_timeout: float = Field(600.0, gt=0, description="seconds without progress that end an attempt")
 
     @model_validator(mode="after")
@@ -150,7 +166,7 @@ class Train(Section):
 class Parallel(Section):
     """How a run is spread out."""
 
-    workers: int = Field(1, ge=1, description="processes, one per device: the data-parallel size")
+    workers: Count = Field(1, ge=1, description="processes, one per device: the data-parallel size")
 
 
 class Run(Section):
@@ -164,14 +180,14 @@ class Run(Section):
         "local", description="what starts the workers; ray: embedded or RAY_ADDRESS"
     )
     cache_dir: Path | None = Field(None, description="folder of compiled code [default: beside RUN.DIR, compile-cache]")
-    max_failures: int = Field(3, ge=0, description="restarts from the last checkpoint before a run gives up")
+    max_failures: Count = Field(3, ge=0, description="restarts from the last checkpoint before a run gives up")
 
 
 class Checkpoint(Section):
     """When weights, optimizer, schedule and random states are saved."""
 
-    every: int = Field(50, ge=1, description="steps between checkpoints (the last step is always saved)")
-    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+    every: Count = Field(50, ge=1, description="steps between checkpoints (the last step is always saved)")
+    keep: Count = Field(2, ge=1, description="newest checkpoints kept")
 
 
 class Settings(Section):
@@ -240,7 +256,7 @@ class Settings(Section):
         return values
 
 
-def setting_fields() -> dict[str, Any]:
+def setting_fields() -> dict[str, FieldInfo]:
     """`section.key` -> pydantic FieldInfo, in the order of the classes: what `--help` and the README list."""
     return {f"{section}.{key}": field for section in Settings.model_fields for key, field in _keys(section).items()}
 
@@ -264,14 +280,15 @@ def load_settings(
     if preset is not None:
         config = PRESETS / f"{preset}.yaml"
         if preset not in preset_names():
-            raise UserError(f"--preset: unknown preset {preset!r}{_expected(preset, preset_names())}")
+            raise UserError(f"--preset: unknown preset {preset!r}{expected_one_of(preset, preset_names())}")
     if config is not None:
         values, origin = _read_yaml(config), str(config)
     for name, text in (overrides or {}).items():
+        if name not in setting_fields():
+            raise UserError(f"{name}: unknown setting{expected_one_of(name, list(setting_fields()))}")
         section, _, key = name.partition(".")
-        if section not in Settings.model_fields or not key:
-            raise UserError(f"{name}: unknown setting{_expected(name, list(setting_fields()))}")
-        values.setdefault(section, {})[key] = None if str(text).lower() in ("none", "null") else text
+        unset = setting_fields()[name].default is None and text.lower() in ("none", "null")
+        values.setdefault(section, {})[key] = None if unset else text
     return parse_settings(values, origin, from_elsewhere=set(overrides or {}))
 
 
@@ -292,32 +309,52 @@ def parse_settings(values: dict[str, Any], origin: str = "", from_elsewhere: set
         raise UserError("\n".join(dict.fromkeys(lines))) from None
 
 
+class _OneOfEachKey(yaml.SafeLoader):
+    """YAML without duplicate keys, of which PyYAML would silently take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"found {key.value} twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
+    wanted = "expected sections such as `train:` with `key: value` lines"
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror}), expected a YAML file of settings") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        raise UserError(f"{path}{line}: not YAML, expected sections such as `train:` with `key: value`") from None
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{path}{line}: {error.problem or 'not YAML'}, {wanted}") from None
+    except (yaml.YAMLError, ValueError):  # a ValueError: not UTF-8, or a date such as 2026-13-45
+        raise UserError(f"{path}: not YAML, {wanted}") from None
     if values is None:
         return {}
-    if not isinstance(values, dict) or not all(isinstance(v, dict) for k, v in values.items() if k in _sections()):
-        raise UserError(f"{path}: expected sections ({', '.join(_sections())}), each with `key: value` lines")
-    return values
+    if not isinstance(values, dict):
+        raise UserError(f"{path}: {_shown(values)}, {wanted}")
+    for section, keys in values.items():
+        if not isinstance(section, str) or (section in _sections() and not isinstance(keys, dict | None)):
+            raise UserError(f"{path}: {section}: {_shown(keys)}, {wanted}")
+    return {section: {} if keys is None else keys for section, keys in values.items()}
 
 
-def _keys(section: str) -> dict[str, Any]:
-    fields: dict[str, Any] = Settings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
-    return fields
+def _keys(section: str) -> dict[str, FieldInfo]:
+    group = Settings.model_fields[section].annotation
+    assert isinstance(group, type)
+    assert issubclass(group, Section)
+    return group.model_fields
 
 
 def _sections() -> list[str]:
     return list(Settings.model_fields)
 
 
-def _expected(name: str, known: list[str], prefix: str = "") -> str:
+def expected_one_of(name: str, known: list[str], prefix: str = "") -> str:
+    """The end of a message about an unknown name: the known one (behind `prefix`) that it is close to, or all."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f", did you mean {prefix}{near[0]}?" if near else f", expected one of {', '.join(known)}"
 
@@ -332,7 +369,7 @@ _WANTED = {
     "greater_than": "more than {gt}",
     "less_than_equal": "at most {le}",
     "less_than": "less than {lt}",
-    "string_too_short": "at least one character",
+    "finite_number": "a finite number",
     "literal_error": "one of {expected}",
     "model": "a group of `key: value` lines",
 }
@@ -340,16 +377,25 @@ _WANTED = {
 
 def _explain(key: str, item: Any) -> str:
     """One pydantic error as one line: the key, the value, what was expected."""
-    if item["type"] == "extra_forbidden":
+    if item["type"] in ("extra_forbidden", "invalid_key"):
         section, _, rest = key.partition(".")
         if not rest:
-            return f"{key}: unknown section{_expected(key, _sections())}"
-        return f"{key}: unknown setting{_expected(rest, list(_keys(section)), f'{section}.')}"
+            within = [name for name in setting_fields() if name.endswith(f".{key}")]
+            return f"{key}: unknown section{expected_one_of(key, within or _sections())}"
+        return f"{key}: unknown setting{expected_one_of(rest, list(_keys(section)), f'{section}.')}"
     message = item["msg"].removeprefix("Value error, ")
     if len(item["loc"]) < 2 and item["type"] == "value_error":  # a validator over several keys, which names them itself
         return message
     if item["type"] == "value_error":
-        return f"{key}: {item['input']}, {message}"
+        return f"{key}: {_shown(item['input'])}, {message}"
     kind = item["type"] if item["type"] in _WANTED else item["type"].partition("_")[0]
     wanted = "auto, true or false" if key == "train.compile" else _WANTED.get(kind, message)
-    return f"{key}: {item['input']}, expected {wanted.format(**item.get('ctx', {}))}"
+    return f"{key}: {_shown(item['input'])}, expected {wanted.format(**item.get('ctx', {}))}"
+
+
+def _shown(value: object) -> str:
+    """A value found, on one line: as it is written in YAML, or quoted where that would not show."""
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if not text.strip() or not text.isprintable():
+        text = ascii(value)
+    return text if len(text) <= 100 else f"{text[:90]}... ({len(text)} characters)"

@@ -56,18 +56,20 @@ class RunDir:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the run for this process. Makes the folder; raises `UserError` when a live process holds it."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"run.dir: {self.path} cannot be made ({error.strerror}), expected a folder") from None
         owner = self.path / ".lock.owner"
-        try:
-            with self._file_lock(".lock", timeout=0):
+        with contextlib.ExitStack() as stack:
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(FileLock(self.path / ".lock", timeout=0))
                 owner.write_text(f"process {os.getpid()} on {socket.gethostname()}")
-                yield
-        except Timeout:
-            who = owner.read_text() if owner.exists() else "another process"
-            raise UserError(f"run.dir: {self.path} is in use by {who}, expected a run that is not live") from None
+            except Timeout:
+                who = owner.read_text() if owner.exists() else "another process"
+                raise UserError(f"run.dir: {self.path} is in use by {who}, expected a run that is not live") from None
+            except OSError as error:
+                raise UserError(
+                    f"run.dir: {self.path} cannot be used ({error.strerror or error}), expected a folder to write to"
+                ) from None
+            yield
 
     @contextlib.contextmanager
     def writer_lock(self, timeout: float) -> Iterator[None]:
@@ -75,16 +77,15 @@ class RunDir:
 
         Waits `timeout` seconds for the one before to be gone, then raises `UserError`.
         """
-        try:
-            with self._file_lock(".lock.writer", timeout=timeout):
-                yield
-        except Timeout:
-            raise UserError(
-                f"run.dir: {self.path} is still written to by an earlier attempt after {timeout:.0f} s"
-            ) from None
-
-    def _file_lock(self, name: str, timeout: float) -> FileLock:
-        return FileLock(self.path / name, timeout=timeout)
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(FileLock(self.path / ".lock.writer", timeout=timeout))
+            except Timeout:
+                raise UserError(
+                    f"run.dir: {self.path} is still written to by an earlier attempt after {timeout:.0f} s, "
+                    "expected to be alone"
+                ) from None
+            yield
 
     def write_settings(self, settings: Settings) -> None:
         """Every resolved setting, as YAML that `--config` takes."""
@@ -115,7 +116,8 @@ class RunDir:
         return self._read_json(self._stages)
 
     def _record(self, name: str, entry: dict[str, Any]) -> None:
-        write_atomically(self._stages, json.dumps({**self.stages(), name: entry}, indent=2) + "\n")
+        with FileLock(self.path / ".lock.stages"):  # `report` may run beside `train`
+            write_atomically(self._stages, json.dumps({**self.stages(), name: entry}, indent=2) + "\n")
 
     def request_stop(self) -> None:
         """Ask the run to write a checkpoint and end. Safe in a signal handler."""
@@ -123,8 +125,11 @@ class RunDir:
             self._stop.touch()
 
     def stop_requested(self) -> bool:
-        """Whether `request_stop` was called since `begin_attempt`."""
-        return self._stop.exists()
+        """Whether `request_stop` was called since `begin_attempt`; shared storage that fails to say means no."""
+        try:
+            return self._stop.exists()
+        except OSError:
+            return False
 
     def begin_attempt(self) -> None:
         """Forget a stop request and an outcome of an earlier launch."""
@@ -143,5 +148,8 @@ class RunDir:
     def _read_json(path: Path) -> dict[str, Any]:
         if not path.exists():
             return {}
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError:
+            raise UserError(f"{path}: not JSON, expected the file that a stage writes: delete it to go on") from None
         return values

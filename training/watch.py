@@ -64,9 +64,10 @@ class Watch:
     def _end(self) -> None:
         message = f"no progress for train.hang_timeout ({self._timeout:g} s) while {self._doing}"
         record = {"type": "failure", "time": time.time(), "rank": self._rank, "step": self._step, "message": message}
-        append_record(self._run.metrics, record)
         where = f"rank {self._rank}, step {self._step}"
-        print(
-            f"error: {where}: {message}; the same command goes on from the last checkpoint", file=sys.stderr, flush=True
-        )
-        os._exit(HANG_EXIT_CODE)
+        try:
+            print(f"error: {where}: {message}; the same command goes on from the last checkpoint", file=sys.stderr)
+            sys.stderr.flush()
+            append_record(self._run.metrics, record)
+        finally:  # whatever cannot be written, the process ends: the launcher waits for that
+            os._exit(HANG_EXIT_CODE)
