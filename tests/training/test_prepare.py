@@ -318,7 +318,7 @@ def test_ray_gives_the_same_bytes_and_errors(tmp_path: Path) -> None:
     on_ray = values.model_copy(update={"run": values.run.model_copy(update={"launcher": "ray"})})
     try:
         manifest = prepare.prepare(here, Report())
-        assert len(manifest["splits"]["train"]["shards"]) == 2
+        assert len(manifest["splits"]["train"]["shards"]) > 1
         report = Report()
         assert prepare.prepare(on_ray, report)["splits"] == manifest["splits"]
         assert files(tmp_path / "ray") == files(tmp_path / "here")
