@@ -8,7 +8,7 @@ from typing import Any
 
 from training.backends import backend_name
 from training.checkpoint import read_meta
-from training.config import Settings
+from training.config import Settings, shown
 from training.data.samples import Samples
 from training.data.store import TokenStore
 from training.errors import UserError
@@ -88,7 +88,7 @@ def check_settings(settings: Settings, meta: dict[str, Any], path: Path) -> None
         for key, saved in meta[section].items():
             if now[section][key] != saved:
                 raise UserError(
-                    f"{section}.{key}: {now[section][key]}, but {path} was made with {saved}; "
+                    f"{section}.{key}: {shown(now[section][key])}, but {path} was made with {shown(saved)}; "
                     "expected the same, or another run.dir"
                 )
     if meta["step"] > settings.train.steps:

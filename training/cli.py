@@ -20,7 +20,7 @@ from rich.console import Console
 from training.config import Settings
 from training.errors import RunFailed, UserError
 from training.launchers import Stopped, launch_train
-from training.options import StageCommand, Stages
+from training.options import USAGE, StageCommand, Stages
 from training.progress import FollowMetrics, Progress, summary_table
 from training.rundir import RunDir
 
@@ -209,7 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return 2
     except click.ClickException as error:
-        _say(error.format_message(), "error", "red")
+        _say(f"{error.format_message().rstrip('.')}, expected STAGE {USAGE}", "error", "red")
         return 2
     except (UserError, RunFailed) as error:
         _say(str(error), "error", "red")

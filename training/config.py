@@ -335,10 +335,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UserError(f"{path}: {_shown(values)}, {wanted}")
+        raise UserError(f"{path}: {shown(values)}, {wanted}")
     for section, keys in values.items():
         if not isinstance(section, str) or (section in _sections() and not isinstance(keys, dict | None)):
-            raise UserError(f"{path}: {section}: {_shown(keys)}, {wanted}")
+            raise UserError(f"{path}: {section}: {shown(keys)}, {wanted}")
     return {section: {} if keys is None else keys for section, keys in values.items()}
 
 
@@ -387,13 +387,13 @@ def _explain(key: str, item: Any) -> str:
     if len(item["loc"]) < 2 and item["type"] == "value_error":  # a validator over several keys, which names them itself
         return message
     if item["type"] == "value_error":
-        return f"{key}: {_shown(item['input'])}, {message}"
+        return f"{key}: {shown(item['input'])}, {message}"
     kind = item["type"] if item["type"] in _WANTED else item["type"].partition("_")[0]
     wanted = "auto, true or false" if key == "train.compile" else _WANTED.get(kind, message)
-    return f"{key}: {_shown(item['input'])}, expected {wanted.format(**item.get('ctx', {}))}"
+    return f"{key}: {shown(item['input'])}, expected {wanted.format(**item.get('ctx', {}))}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value found, on one line: as it is written in YAML, or quoted where that would not show."""
     text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
     if not text.strip() or not text.isprintable():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -74,7 +75,7 @@ class StageCommand(click.Command):
             key: click.Option(
                 [f"--{key}", *ALIASES.get(key, []), _variable(key)],
                 multiple=True,
-                metavar=_metavar(field.annotation),
+                metavar=metavar(field.annotation),
                 help=_help_of(field),
                 hidden=bool(shown) and key not in shown and key.partition(".")[0] not in shown,
             )
@@ -91,7 +92,7 @@ class StageCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = {name for param in self.params for name in param.opts}
-        for arg, value in zip(args, [*args[1:], None], strict=True):
+        for arg, value in itertools.zip_longest(args, args[1:]):
             name, equals, _ = arg.partition("=")
             if name in options and not equals and (value is None or value.startswith("--")):
                 raise UserError(f"{name}: no value, expected one after it")
@@ -102,7 +103,7 @@ class StageCommand(click.Command):
                 )
         rest = super().parse_args(ctx, args)
         if ctx.args:
-            raise UserError(f"{ctx.args[0]}: expected {USAGE}")
+            raise UserError(f"{ctx.args[0]}: stands alone, expected {USAGE}")
         return rest
 
     def _run(self, preset: tuple[str, ...], config: tuple[str, ...], **given: tuple[str, ...]) -> None:
@@ -145,19 +146,25 @@ def _once(key: str, values: tuple[str, ...]) -> str | None:
 
 
 def _help_of(field: FieldInfo) -> str:
-    default = field.default
-    if default is None:  # what it is derived from is in the description
-        return field.description or ""
-    text = str(default).lower() if isinstance(default, bool) else f"{default:g}" if type(default) is float else default
-    return f"{field.description} [default: {text}]"
+    default = default_text(field)
+    return f"{field.description} [default: {default}]" if default else field.description or ""
 
 
-def _metavar(annotation: Any) -> str:
+def default_text(field: FieldInfo) -> str:
+    """A default as one would type it; "" for one that is derived, from what the description says, or absent."""
+    if field.default is None:
+        return ""
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
+    return f"{field.default:g}" if isinstance(field.default, float) else str(field.default)
+
+
+def metavar(annotation: Any) -> str:
     """What a value looks like, from its type."""
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
     if get_origin(annotation) in (Union, types.UnionType):
-        return "|".join(_metavar(part) for part in get_args(annotation) if part is not types.NoneType)
+        return "|".join(metavar(part) for part in get_args(annotation) if part is not types.NoneType)
     return _METAVARS[annotation]
 
 

@@ -38,7 +38,7 @@ class SettingsMaker(Protocol):
     def __call__(self, tmp_path: Path, **overrides: object) -> Settings: ...
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def token_store() -> TokenStoreMaker:
     """`token_store(settings.data_dir)` writes a store as `prepare` does, and returns its folder.
 
@@ -48,7 +48,7 @@ def token_store() -> TokenStoreMaker:
     return _token_store
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def small_settings() -> SettingsMaker:
     """`small_settings(tmp_path, train__steps=3)`: settings of the run `tmp_path/run` on the store `tmp_path/data`.
 
