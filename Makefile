@@ -10,7 +10,7 @@ UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format bench lock clean
+.PHONY: help setup run test lint format bench docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ format: setup ## let ruff mend what it can
 
 bench: setup ## compare with peers in one run; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run $(ARGS)
+
+docs: setup ## write the table of settings into README.md
+	PYTHONPATH=. $(BIN)/python docs/settings_table.py
 
 lock: setup ## pin what the pinned packages need, after a change of requirements*.txt
 	$(UV_ENV) $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url \

@@ -17,6 +17,8 @@ from training.config import Model, Settings, load_settings, parse_settings, pres
 from training.errors import UserError
 from training.model import Llama
 
+ROOT = Path(__file__).parents[2]
+
 # What the presets are named for: the published models' own counts (2 x 4096 x 32000 + 32 x ... and so on, as
 # `sum(p.numel() for p in LlamaForCausalLM(config).parameters())` gives for the published config.json).
 PARAMETERS = {"llama2-7b": 6_738_415_616, "llama3-8b": 8_030_261_248}
@@ -298,6 +300,5 @@ def test_every_setting_is_described() -> None:
 
 
 def test_the_readme_lists_the_settings_as_they_are() -> None:
-    assert runpy.run_path("docs/settings_table.py")["table"]() in Path("README.md").read_text(encoding="utf-8"), (
-        "make docs"
-    )
+    table = runpy.run_path(str(ROOT / "docs" / "settings_table.py"))["table"]()
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), "run `make docs`"
