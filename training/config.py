@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import unicodedata
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -26,6 +27,7 @@ PRESETS = Path(__file__).parent / "presets"
 SOURCE_KINDS = ("pydocs", "text:GLOB", "jsonl:GLOB", "parquet:GLOB", "hub:NAME[/CONFIG]")
 
 Count = Annotated[int, Field(le=2**31 - 1)]  # of anything: more is a slip of the keyboard
+_NOT_TEXT = {"Cc", "Cs", "Zl", "Zp"}  # Unicode's control characters, halves of characters, ends of lines
 
 
 class Section(BaseModel):
@@ -40,11 +42,12 @@ class Section(BaseModel):
         kind = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and kind in (int, float):
             raise ValueError("expected a number")
-        if isinstance(value, str):
-            if not value.strip() or not value.isprintable():
+        if isinstance(value, str | Path):
+            text = str(value)
+            if not text.strip() or any(unicodedata.category(character) in _NOT_TEXT for character in text):
                 raise ValueError("expected printable text")
             if kind in (Path, Path | None):
-                return os.path.expanduser(value)
+                return os.path.expanduser(text)
         return value
 
 
@@ -78,6 +81,11 @@ class Data(Section):
         if value.startswith("train:") and not (value[6:].isdecimal() and int(value[6:]) >= 257):
             raise ValueError("expected train:VOCAB_SIZE with a size of at least 257 (256 bytes and the end token)")
         return value
+
+    @property
+    def trained_vocab_size(self) -> int | None:
+        """N of the tokenizer `train:N`; None for one that is loaded."""
+        return int(self.tokenizer[6:]) if self.tokenizer.startswith("train:") else None
 
 
 class Model(Section):
@@ -213,8 +221,7 @@ class Settings(Section):
                 f"train.global_batch_size: {self.train.global_batch_size}, expected a multiple of {multiple} "
                 f"(train.micro_batch_size {self.train.micro_batch_size} x data-parallel size {self.parallel.workers})"
             )
-        kind, _, size = self.data.tokenizer.partition(":")
-        if kind == "train" and int(size) > self.model.vocab_size:
+        if (self.data.trained_vocab_size or 0) > self.model.vocab_size:
             raise ValueError(
                 f"data.tokenizer: {self.data.tokenizer}, expected at most model.vocab_size ({self.model.vocab_size})"
             )

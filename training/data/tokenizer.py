@@ -58,10 +58,9 @@ def make_tokenizer(data: Data, folder: Path, sample: Callable[[int], Iterator[st
     is: the caller has made sure that it is of these settings. `UserError` when it cannot be loaded.
     """
     target = folder / FOLDER
-    kind, _, size = data.tokenizer.partition(":")
     if not (target / "tokenizer_config.json").exists():
-        if kind == "train":
-            json_text, config = _train(int(size), sample(TRAINING_SAMPLE)), _config(END_OF_TEXT)
+        if data.trained_vocab_size:
+            json_text, config = _train(data.trained_vocab_size, sample(TRAINING_SAMPLE)), _config(END_OF_TEXT)
         else:
             json_text, found = _load(data.tokenizer)
             config = found or _config(_usual_end(_vocabulary(json_text, data.tokenizer)))
