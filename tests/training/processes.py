@@ -66,8 +66,8 @@ def train_on(settings: Settings, fault: str = "", argument: Any = None) -> list[
         port = probe.getsockname()[1]
     children = [start(_worker, settings, World(rank, size, rank, size), port, fault, argument) for rank in range(size)]
     for child in children:
-        child.join(120)
-        assert child.exitcode is not None, "a worker did not end within two minutes"
+        child.join(300)
+        assert child.exitcode is not None, "a worker did not end within five minutes"
     return [child.exitcode for child in children]
 
 
@@ -134,7 +134,7 @@ FAULTS: dict[str, Callable[[World, Any], None]] = {
 }
 
 
-def until(condition: Callable[[], Any], child: Any, seconds: float = 120) -> Any:
+def until(condition: Callable[[], Any], child: Any, seconds: float = 300) -> Any:
     """The first true value of `condition`, looked at every 2 ms while `child` lives; fails when it ends before."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

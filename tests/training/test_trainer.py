@@ -187,7 +187,7 @@ def test_a_signal_writes_a_checkpoint_first(make: Make, number: signal.Signals, 
     child = start(launch, settings)
     until(lambda: 3 in steps_of(settings), child)
     os.kill(child.pid, number)
-    child.join(120)
+    child.join(300)
     assert child.exitcode == 128 + number
     step, _ = weights_of(settings)
     assert step == max(steps_of(settings)) >= 3

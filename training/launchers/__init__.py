@@ -51,7 +51,7 @@ def run_attempt(settings: Settings, attempt: Callable[[], None], rank: int) -> N
         attempt()
     except UserError as error:
         if rank:
-            record_lost_worker(settings, rank, str(error))
+            record_failure(settings, rank, str(error))
             raise RunFailed(str(error)) from error
         RunDir(settings.run.dir).write_outcome("user_error", str(error))
 
@@ -64,11 +64,10 @@ def gave_up(settings: Settings, since: float, fallback: str) -> RunFailed:
     return RunFailed(f"{what}; the same command goes on from the last checkpoint")
 
 
-def record_lost_worker(settings: Settings, rank: int, how: str) -> None:
-    """Record the failure of a worker that was killed and could not do it itself."""
+def record_failure(settings: Settings, rank: int, message: str) -> None:
+    """Record the failure of a worker that could not do it itself; the step is the last that was recorded."""
     path = RunDir(settings.run.dir).metrics
     step = max((r["step"] for r in read_metrics(path) if r["type"] == "train"), default=0)
-    message = f"the worker was lost ({how})"
     append_record(path, {"type": "failure", "time": time.time(), "rank": rank, "step": step, "message": message})
 
 

@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessException, ProcessExitedException
 from training.backends import World, process_group
 from training.config import Settings
 from training.errors import RunFailed
-from training.launchers import gave_up, record_lost_worker, run_attempt
+from training.launchers import gave_up, record_failure, run_attempt
 from training.rundir import RunDir
 from training.trainer import train
 from training.watch import HANG_EXIT_CODE
@@ -63,4 +63,5 @@ def _worker(rank: int, settings: Settings, port: int, parent: int) -> None:
 
 def _record_lost(settings: Settings, error: Exception) -> None:
     if isinstance(error, ProcessExitedException) and error.exit_code != HANG_EXIT_CODE:
-        record_lost_worker(settings, error.error_index, error.signal_name or f"exit code {error.exit_code}")
+        how = error.signal_name or f"exit code {error.exit_code}"
+        record_failure(settings, error.error_index, f"the worker was lost ({how})")

@@ -15,7 +15,7 @@ from typing import Any
 from training.backends import World, backend_name, process_group
 from training.config import Settings
 from training.errors import RunFailed
-from training.launchers import gave_up, record_lost_worker, run_attempt
+from training.launchers import gave_up, record_failure, run_attempt
 from training.rundir import RunDir
 
 OBJECT_STORE_BYTES = 256 << 20  # of an embedded Ray: nothing large goes through it
@@ -70,8 +70,12 @@ def train_on_ray(settings: Settings) -> None:
     class RecordFailures(UserCallback):  # type: ignore[misc]  # ray is not typed
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
             for rank, error in worker_exceptions.items():
-                if not isinstance(error, RunFailed):  # those are recorded where they are raised
-                    record_lost_worker(settings, rank, str(error).strip().partition("\n")[0])
+                if isinstance(error, RunFailed):
+                    continue  # recorded where it was raised
+                error = getattr(error, "health_check_failure", error)  # Ray Train wraps what happened to an actor
+                lost = isinstance(error, ray.exceptions.RayActorError)
+                what = "the worker was lost" if lost else type(error).__name__
+                record_failure(settings, rank, f"{what} ({str(error).strip().partition(chr(10))[0]})")
 
     cuda = backend_name(settings) == "cuda"
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
