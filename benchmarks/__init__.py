@@ -1,0 +1,1 @@
+"""Comparisons with peers, one module each; `python -m benchmarks.run` runs them all."""
