@@ -7,6 +7,8 @@ BIN := $(VENV)/bin
 UV := uv==0.13.9
 # uv does not read pip's settings; a machine that installs through a mirror has this one.
 UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
+PRESET ?= tiny
+LAUNCHER ?= ray
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
@@ -27,7 +29,7 @@ $(VENV)/.installed: $(PINS)
 	@touch $@
 
 run: setup ## pre-train a small Llama on this machine: prepare, precompile, train, report
-	@$(BIN)/python -m training run --preset tiny --launcher ray $(ARGS)
+	@$(BIN)/python -m training run --preset $(PRESET) --launcher $(LAUNCHER) $(ARGS)
 
 test: lint ## lint and all tests
 	$(BIN)/python -m pytest $(ARGS)

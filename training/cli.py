@@ -42,14 +42,13 @@ def prepare_stage(settings: Settings, run: RunDir) -> None:
 
 def precompile_stage(settings: Settings, run: RunDir) -> None:
     """Compiled code into the cache."""
-    with run.stage("precompile") as done, Progress("precompile", "steps") as progress:
-        progress.update(0, 1)
+    with run.stage("precompile") as done, Progress("precompile", "") as progress:
+        progress.note("compiling the training and the evaluation step, or finding them compiled")
         if settings.run.launcher == "ray":
             from training.launchers.ray import precompile_on_ray as compile_all
         else:
             from training.precompile import precompile as compile_all
         summary = compile_all(settings)
-        progress.update(1, 1)
         progress.note(summary)
         done(summary)
 
@@ -72,9 +71,8 @@ def report_stage(settings: Settings, run: RunDir) -> None:
     """Plots and the page, and what to do next."""
     from training.report import summary, write_report
 
-    with run.stage("report") as done, Progress("report", "pages") as progress:
+    with run.stage("report") as done, Progress("report", ""):
         page = write_report(run.path)
-        progress.update(1, 1)
         done(str(page))
     console = Console()
     console.print(summary_table(summary(run.path)))

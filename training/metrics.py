@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
 METRICS = "metrics.jsonl"
-HISTORY = ("start", "failure")  # about attempts, not steps: kept when a run goes back to a checkpoint
+HISTORY = ("start", "failure", "note")  # about attempts, not steps: kept when a run goes back to a checkpoint
 
 _LONGEST_LINE = 1 << 16  # bytes; a record is a few hundred
 

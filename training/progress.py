@@ -246,9 +246,11 @@ class FollowMetrics:
             self._state |= {"loss": record.get("loss"), "tokens/s": record.get("tokens_per_second")}
         elif kind == "valid":
             self._state["validation_loss"] = record.get("loss")
-        elif kind in ("start", "failure") and line not in self._told:
+        elif kind in ("start", "failure", "note") and line not in self._told:
             self._told.add(line)
-            if kind == "failure":
+            if kind == "note":
+                self._progress.note(str(record.get("message")))
+            elif kind == "failure":
                 self._progress.note(f"attempt ended: rank {record.get('rank')}, step {step}: {record.get('message')}")
             elif step:
                 self._progress.note(f"going on from step {step}, the last checkpoint")

@@ -164,11 +164,10 @@ def headlines(run: RunRecord) -> list[tuple[str, str, str]]:
     if utilisation is not None:
         rows.append(("MFU", f"{utilisation:.1%}", f"of {run.start.get('peak_name') or 'the peak'}, median"))
     if run.attempts:
-        detail = f"in {len(run.attempts)} attempts" if len(run.attempts) > 1 else ""
         stages = [stage["seconds"] for stage in run.stages.values() if stage.get("seconds") is not None]
-        if stages:
-            detail += f"{', ' if detail else ''}{duration(sum(stages))} with all stages"
-        rows.append(("training time", duration(sum(attempt.seconds for attempt in run.attempts)), detail))
+        detail = [f"of {duration(sum(stages))} for all stages"] if stages else []
+        detail += [f"in {len(run.attempts)} attempts"] if len(run.attempts) > 1 else []
+        rows.append(("training time", duration(sum(a.seconds for a in run.attempts)), ", ".join(detail)))
     return rows
 
 

@@ -197,11 +197,13 @@ def test_follow_shows_a_run_through_a_failure_and_its_resume(tmp_path: Path) -> 
     follow.poll()
     assert shown.notes == ["attempt ended: rank 1, step 3: killed"]
     new = tmp_path / "new"
-    new.write_text(line(type="start", time=0, step=0) + train(1) + failure + line(type="start", time=10, step=1))
+    note = line(type="note", time=10, step=1, message="step-00000002 is damaged")
+    new.write_text(line(type="start", time=0, step=0) + train(1) + failure + line(type="start", time=10, step=1) + note)
     os.replace(new, path)
     follow.poll()
     assert shown.steps[-1] == 1
-    assert shown.notes == ["attempt ended: rank 1, step 3: killed", "going on from step 1, the last checkpoint"]
+    going_on = ["going on from step 1, the last checkpoint", "step-00000002 is damaged"]
+    assert shown.notes == ["attempt ended: rank 1, step 3: killed", *going_on]
 
 
 def test_follow_goes_back_when_the_file_shrinks_in_place(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_headline_numbers(run_dir: Path) -> None:
     assert rows["trained on"] == "30,000 tokens in 30 steps"
     assert rows["throughput"] == "915.5 tokens/s, median, 2 workers"
     assert rows["MFU"] == "40.0% of measured matmul, float32, 100 GFLOP/s, median"
-    assert rows["training time"] == "38 s in 2 attempts, 2 min 05 s with all stages"
+    assert rows["training time"] == "38 s of 2 min 05 s for all stages, in 2 attempts"
 
 
 def test_attempts_and_resumes(run_dir: Path) -> None:
