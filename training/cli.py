@@ -74,12 +74,11 @@ def report_stage(settings: Settings, run: RunDir) -> None:
     with run.stage("report") as done, Progress("report", ""):
         page = write_report(run.path)
         done(str(page))
-    console = Console()
+    tensorboard = f"{_bin('tensorboard')} --logdir {shlex.quote(str(run.path / 'tensorboard'))}"
+    console = Console(highlight=False, soft_wrap=True)  # commands and paths are there to be copied whole
     console.print(summary_table(summary(run.path)))
-    console.print(f"page:        {page}", highlight=False)
-    console.print(
-        f"tensorboard: {_bin('tensorboard')} --logdir {shlex.quote(str(run.path / 'tensorboard'))}", highlight=False
-    )
+    console.print(f"page:        {page}")
+    console.print(f"tensorboard: {tensorboard}")
 
 
 def export_stage(settings: Settings, run: RunDir) -> None:
