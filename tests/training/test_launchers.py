@@ -66,7 +66,7 @@ def test_ray_restarts_a_lost_worker_and_stops_on_ctrl_c(
     shape = {"train__steps": 2000, "checkpoint__every": 10, "train__eval_every": 2000, "parallel__workers": 2}
     settings = small_settings(tmp_path, **shape, run__max_failures=1)
     process = command(settings)
-    while_running(process, lambda: max(steps_of(settings), default=0) > 25)
+    while_running(process, lambda: list(settings.checkpoint_dir.glob("step-*")))  # written in the background
     workers = train_workers(process)
     assert len(workers) == 2
     workers[1].kill()
@@ -76,7 +76,7 @@ def test_ray_restarts_a_lost_worker_and_stops_on_ctrl_c(
     assert again >= 10
     failures = records_of(settings, "failure")  # the other rank's collective fails too, or it is ended first
     assert [f["rank"] for f in failures if "the worker was lost" in f["message"]] == [1]
-    assert all(f["step"] > 25 for f in failures)
+    assert all(f["step"] >= 10 for f in failures)
 
     while_running(process, lambda: max(steps_of(settings)) > again + 5)
     os.killpg(process.pid, signal.SIGINT)

@@ -201,19 +201,22 @@ def test_a_signal_writes_a_checkpoint_first(make: Make, number: signal.Signals, 
 
 
 def test_a_killed_worker_is_restarted_from_the_last_checkpoint(make: Make) -> None:
-    """The local launcher with two workers: the group starts again and trains every step to the end."""
-    shape = {"parallel__workers": 2, "train__steps": 200, "checkpoint__every": 20, "train__eval_every": 200}
+    """The local launcher with two workers: the group starts again and trains every step that there is to train."""
+    shape = {"parallel__workers": 2, "train__steps": 90_000, "checkpoint__every": 20, "train__eval_every": 90_000}
     settings = make(**shape, run__max_failures=1)
     child = start(launch, settings)
-    pids = until(lambda: _children_of(child.pid) if max(steps_of(settings), default=0) > 30 else None, child)
-    os.kill(pids[-1], signal.SIGKILL)
-    child.join(180)
-    assert child.exitcode == 0
-    first, second = records_of(settings, "start")
-    assert first["step"] == 0
-    assert second["step"] >= 20
+    until(lambda: list(settings.checkpoint_dir.glob("step-*")), child)  # the first is written in the background
+    os.kill(_children_of(child.pid)[-1], signal.SIGKILL)
+    until(lambda: len(records_of(settings, "start")) == 2, child)
+    again = records_of(settings, "start")[1]["step"]
+    assert again >= 20
+    until(lambda: max(steps_of(settings)) > again + 5, child)
     assert "the worker was lost (SIGKILL)" in records_of(settings, "failure")[0]["message"]
-    assert list(losses_of(settings)) == list(range(1, 201))
+    os.kill(child.pid, signal.SIGTERM)
+    child.join(300)
+    assert child.exitcode == 128 + signal.SIGTERM
+    step, _ = weights_of(settings)
+    assert list(losses_of(settings)) == list(range(1, step + 1))
 
 
 def _children_of(pid: int) -> list[int]:
