@@ -12,17 +12,16 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from benchmarks.train_step import Step, our_step, transformers_step
 from training.backends import World, make_backend
-from training.config import Model, Settings, load_settings
+from training.config import Settings, load_settings
 from training.metrics import flops_per_token
 
 GOAL = 0.51
-Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
@@ -39,9 +38,9 @@ def compare(settings: Settings, blocks: int, steps: int) -> list[dict[str, Any]]
     tokens_BS1 = torch.randint(settings.model.vocab_size, shape, device=backend.device)
     contenders: dict[str, Step] = {}
     memory, rates = {}, {}
-    for name, build in (("ours", our_step), ("peer", transformers_step)):
+    for name in ("ours", "peer"):
         before = _allocated()
-        contenders[name] = build(settings)
+        contenders[name] = our_step(settings) if name == "ours" else transformers_step(settings, backend.compiles)
         for _ in range(3):
             contenders[name](tokens_BS1)
         memory[name], rates[name] = (_peak() - before) / 2**30, list[float]()
@@ -83,54 +82,6 @@ def compare(settings: Settings, blocks: int, steps: int) -> list[dict[str, Any]]
             }
         )
     return rows
-
-
-def our_step(settings: Settings) -> Step:
-    """One optimizer step of the trainer's own pieces."""
-    backend = make_backend(settings, World())
-    model = backend.build_model()
-    optimizer = backend.optimizer(model)
-
-    def step(tokens_BS1: torch.Tensor) -> torch.Tensor:
-        with backend.autocast():
-            loss: torch.Tensor = model(tokens_BS1[:, :-1], tokens_BS1[:, 1:])
-        loss.backward()  # type: ignore[no-untyped-call]
-        backend.clip_grad_norm(model)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
-
-
-def transformers_step(settings: Settings) -> Step:
-    """The same step with LlamaForCausalLM, compiled whole where we compile."""
-    from transformers import LlamaForCausalLM
-
-    backend = make_backend(settings, World())
-    with torch.device(backend.device):
-        model = LlamaForCausalLM(transformers_config(settings.model))
-    forward = torch.compile(model) if backend.compiles else model
-    optimizer = backend.optimizer(model)
-
-    def step(tokens_BS1: torch.Tensor) -> torch.Tensor:
-        inputs_BS = tokens_BS1[:, :-1].contiguous()
-        with backend.autocast():
-            loss: torch.Tensor = forward(input_ids=inputs_BS, labels=inputs_BS).loss
-        loss.backward()  # type: ignore[no-untyped-call]
-        backend.clip_grad_norm(model)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
-
-
-def transformers_config(config: Model) -> Any:
-    """The same shape for transformers; training needs no cache of keys and values."""
-    from transformers import LlamaConfig
-
-    return LlamaConfig(**config.model_dump(exclude={"init_from"}), use_cache=False, attn_implementation="sdpa")
 
 
 def _wait() -> None:

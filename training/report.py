@@ -165,9 +165,9 @@ def headlines(run: RunRecord) -> list[tuple[str, str, str]]:
         rows.append(("MFU", f"{utilisation:.1%}", f"of {run.start.get('peak_name') or 'the peak'}, median"))
     if run.attempts:
         stages = [stage["seconds"] for stage in run.stages.values() if stage.get("seconds") is not None]
-        detail = [f"of {duration(sum(stages))} for all stages"] if stages else []
-        detail += [f"in {len(run.attempts)} attempts"] if len(run.attempts) > 1 else []
-        rows.append(("training time", duration(sum(a.seconds for a in run.attempts)), ", ".join(detail)))
+        parts = [f"of {duration(sum(stages))} for all stages"] if stages else []
+        parts += [f"in {len(run.attempts)} attempts"] if len(run.attempts) > 1 else []
+        rows.append(("training time", duration(sum(a.seconds for a in run.attempts)), ", ".join(parts)))
     return rows
 
 
