@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
 
 def _loss_and_grad(
     logits_CV: torch.Tensor, targets_C1: torch.Tensor, scale: float
@@ -41,41 +43,54 @@ def _chunks(tokens: int, size: int) -> list[slice]:
     return [slice(a, b) for a, b in itertools.pairwise(edges)]
 
 
+def _product(a_MK: torch.Tensor, b_NK: torch.Tensor) -> torch.Tensor:
+    return a_MK @ b_NK.T
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, chunk: int, compiled: bool
+        ctx: Any,
+        hidden_ND: torch.Tensor,
+        head_VD: torch.Tensor,
+        targets_N: torch.Tensor,
+        chunk: int,
+        compiled: bool,
+        product: Product,
     ) -> torch.Tensor:
         total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
         grad_hidden_ND = torch.empty_like(hidden_ND)
         # Summed in float32 over the chunks, whatever the compute dtype.
         grad_head_VD = torch.zeros_like(head_VD, dtype=torch.float32)
         for part in _chunks(len(hidden_ND), chunk):
-            logits_CV = hidden_ND[part] @ head_VD.T
+            logits_CV = product(hidden_ND[part], head_VD)
             loss, grad_CV = _step(compiled)(logits_CV, targets_N[part, None], 1.0 / len(hidden_ND))
             grad_CV = grad_CV.to(hidden_ND.dtype)
             total += loss
-            torch.mm(grad_CV, head_VD, out=grad_hidden_ND[part])
-            if head_VD.dtype == torch.float32:
-                grad_head_VD.addmm_(grad_CV.T, hidden_ND[part])
-            else:
-                grad_head_VD += grad_CV.T @ hidden_ND[part]
+            grad_hidden_ND[part] = product(grad_CV, head_VD.T)
+            grad_head_VD += product(grad_CV.T, hidden_ND[part].T)
         ctx.save_for_backward(grad_hidden_ND, grad_head_VD.to(head_VD.dtype))
         return total / len(hidden_ND)
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden_ND, grad_head_VD = ctx.saved_tensors
-        return grad_hidden_ND * grads[0].to(grad_hidden_ND.dtype), grad_head_VD * grads[0], None, None, None
+        return grad_hidden_ND * grads[0].to(grad_hidden_ND.dtype), grad_head_VD * grads[0], None, None, None, None
 
 
 def linear_cross_entropy(
-    hidden_ND: torch.Tensor, head_VD: torch.Tensor, targets_N: torch.Tensor, chunk: int, compiled: bool = False
+    hidden_ND: torch.Tensor,
+    head_VD: torch.Tensor,
+    targets_N: torch.Tensor,
+    chunk: int,
+    compiled: bool = False,
+    product: Product = _product,
 ) -> torch.Tensor:
     """Mean cross-entropy in nats (float32 scalar) of `softmax(hidden_ND @ head_VD.T)` against `targets_N` (int64).
 
     At most `chunk` x V logits exist at a time. Differentiable once, by `hidden_ND` and `head_VD`. Under autocast the
-    products are taken in its dtype. `compiled` makes the element-wise work of a chunk one pass over its logits.
+    products, each `product(a, b)` = a @ b.T, are taken in its dtype. `compiled` makes the element-wise work of a chunk
+    one pass over its logits.
     Without gradients (evaluation), targets of -100 are left out of the mean.
     """
     device = hidden_ND.device.type
@@ -83,9 +98,9 @@ def linear_cross_entropy(
         dtype = torch.get_autocast_dtype(device)
         hidden_ND, head_VD = hidden_ND.to(dtype), head_VD.to(dtype)
     if torch.is_grad_enabled():
-        return _LinearCrossEntropy.apply(hidden_ND, head_VD, targets_N, chunk, compiled)  # type: ignore[no-untyped-call]
+        return _LinearCrossEntropy.apply(hidden_ND, head_VD, targets_N, chunk, compiled, product)  # type: ignore[no-untyped-call]
     total = torch.zeros((), dtype=torch.float32, device=hidden_ND.device)
     for part in _chunks(len(hidden_ND), chunk):
-        logits_CV = (hidden_ND[part] @ head_VD.T).float()
+        logits_CV = product(hidden_ND[part], head_VD).float()
         total += torch.nn.functional.cross_entropy(logits_CV, targets_N[part], reduction="sum")
     return total / (targets_N >= 0).sum().clamp(min=1)

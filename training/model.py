@@ -26,18 +26,30 @@ def _linear(inputs: int, outputs: int) -> nn.Module:
     return nn.Linear(inputs, outputs, bias=False)
 
 
+def attention(q_BHSE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) -> torch.Tensor:
+    """Causal attention, [B, H, S, E]: softmax(q k^T / sqrt(E)) v over the positions up to each query's own.
+
+    Each of the K key/value heads serves H / K query heads that follow one another.
+    """
+    grouped = k_BKSE.shape[1] != q_BHSE.shape[1]
+    return F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
+
+
 @dataclass(frozen=True)
 class Layers:
-    """What a backend may split over tensor-parallel ranks; the defaults are plain torch layers.
+    """What a backend may split over tensor-parallel ranks or has a faster form of; the defaults are plain torch.
 
     `column` splits its outputs, `row` its inputs and sums, `embedding` its rows. `loss` maps
-    (hidden_ND, head_VD, targets_N, chunk, compiled) to the mean cross-entropy.
+    (hidden_ND, head_VD, targets_N, chunk, compiled) to the mean cross-entropy. `costly` are operations of these layers
+    whose results `selective` activation checkpointing is to keep.
     """
 
     column: Callable[[int, int], nn.Module] = _linear
     row: Callable[[int, int], nn.Module] = _linear
     embedding: Callable[[int, int], nn.Module] = nn.Embedding
+    attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = attention
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, bool], torch.Tensor] = linear_cross_entropy
+    costly: frozenset[object] = frozenset()
 
 
 def rotary_table(head_dim: int, length: int, theta: float, device: torch.device | None = None) -> torch.Tensor:
@@ -65,7 +77,7 @@ class Attention(nn.Module):
     def __init__(self, config: Model, layers: Layers) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.grouped = config.num_key_value_heads != config.num_attention_heads
+        self.attention = layers.attention
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = layers.column(config.hidden_size, heads * self.head_dim)
         self.k_proj = layers.column(config.hidden_size, kv_heads * self.head_dim)
@@ -79,7 +91,7 @@ class Attention(nn.Module):
         q_BHSE = rotate(heads(self.q_proj(x_BSD)), table_2SE)
         k_BKSE = rotate(heads(self.k_proj(x_BSD)), table_2SE)
         v_BKSE = heads(self.v_proj(x_BSD))
-        y_BHSE = F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=self.grouped)
+        y_BHSE = self.attention(q_BHSE, k_BKSE, v_BKSE)
         return self.o_proj(y_BHSE.transpose(1, 2).flatten(2))
 
 
@@ -96,12 +108,12 @@ class FeedForward(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
 
 
-# What `selective` keeps: the results that cost most to compute again for the memory they take.
-_KEPT = frozenset(
+# What `selective` keeps: the results that cost most to compute again for the memory they take. Not bmm, whose results
+# are attention scores where attention is no operation of its own.
+_KEPT: frozenset[object] = frozenset(
     {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
-        torch.ops.aten.bmm.default,
         torch.ops.aten._scaled_dot_product_flash_attention.default,
         torch.ops.aten._scaled_dot_product_efficient_attention.default,
         torch.ops.aten._scaled_dot_product_cudnn_attention.default,
@@ -110,8 +122,8 @@ _KEPT = frozenset(
 )
 
 
-def _keep_products(ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+def _keep(kept: frozenset[object], ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 class DecoderLayer(nn.Module):
@@ -124,6 +136,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = FeedForward(config, layers)
         self.activation_checkpointing = activation_checkpointing
+        self.kept = _KEPT | layers.costly
 
     def forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
         # The checkpoint is inside forward, so that a compiled layer contains it and the policy sees every operation.
@@ -131,7 +144,8 @@ class DecoderLayer(nn.Module):
             return self._forward(x_BSD, table_2SE)
         if self.activation_checkpointing == "full":
             return checkpoint(self._forward, x_BSD, table_2SE, use_reentrant=False)
-        contexts = functools.partial(create_selective_checkpoint_contexts, _keep_products)
+        policy = functools.partial(_keep, self.kept)
+        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
         return checkpoint(self._forward, x_BSD, table_2SE, use_reentrant=False, context_fn=contexts)
 
     def _forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:

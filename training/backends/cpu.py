@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from training.backends.base import Backend, World
+from training.backends.layers_cpu import cpu_layers
 from training.config import Settings
 from training.metrics import measured_peak
 
@@ -30,6 +31,7 @@ class CpuBackend(Backend):
         super().__init__(settings, world)
         if "OMP_NUM_THREADS" not in os.environ:  # Ray sets it to the CPUs that it gave the worker
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
+        self.layers = cpu_layers(self.compiles)
 
     @property
     def device(self) -> torch.device:
