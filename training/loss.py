@@ -24,11 +24,14 @@ def _loss_and_grad(
     logits_CV: torch.Tensor, targets_C1: torch.Tensor, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Sum of the chunk's cross-entropies (float32), and `scale` times its gradient by the logits: softmax - one-hot."""
-    logits_CV = logits_CV.float()
-    lse_C1 = logits_CV.logsumexp(-1, keepdim=True)
-    loss = (lse_C1 - logits_CV.gather(-1, targets_C1)).sum()
-    grad_CV = (logits_CV - lse_C1).exp_().mul_(scale)
-    return loss, grad_CV.scatter_add_(-1, targets_C1, grad_CV.new_full((), -scale).expand_as(targets_C1))
+    dtype, logits_CV = logits_CV.dtype, logits_CV.float()
+    top_C1 = logits_CV.amax(-1, keepdim=True)
+    exp_CV = (logits_CV - top_C1).exp_()
+    sum_C1 = exp_CV.sum(-1, keepdim=True)
+    loss = (top_C1 + sum_C1.log() - logits_CV.gather(-1, targets_C1)).sum()
+    # The one-hot as a comparison and not as a scatter: compiled, this is then one pass that writes the gradient once.
+    hot_CV = torch.arange(logits_CV.shape[-1], device=logits_CV.device) == targets_C1
+    return loss, exp_CV.mul_(scale / sum_C1).add_(hot_CV, alpha=-scale).to(dtype)
 
 
 @functools.cache
@@ -65,7 +68,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for part in _chunks(len(hidden_ND), chunk):
             logits_CV = product(hidden_ND[part], head_VD)
             loss, grad_CV = _step(compiled)(logits_CV, targets_N[part, None], 1.0 / len(hidden_ND))
-            grad_CV = grad_CV.to(hidden_ND.dtype)
             total += loss
             grad_hidden_ND[part] = product(grad_CV, head_VD.T)
             grad_head_VD += product(grad_CV.T, hidden_ND[part].T)
