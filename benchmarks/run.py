@@ -13,8 +13,8 @@ has `run(quick) -> rows`; a row is a dict with
     goal     what was aimed at, "" if nothing was
     ok       whether the goal is met, None if there is none or the row was skipped
 
-The table says of every goal whether it was met. `--quick` (small inputs, few repetitions) and `--only` print and
-write nothing.
+The page says of every goal whether it was met, and of every benchmark when and where it was measured: `--only` measures
+one again and leaves the others as they are. `--quick` (small inputs, few repetitions) prints and writes nothing.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).with_name("RESULTS.md")
+DATA = Path(__file__).with_name("results.json")  # what RESULTS.md is rendered from
 BENCHMARKS = {
     "data_preparation": "text to a token store: MB of text a second, larger ratios are better",
     "train_step": "one optimizer step at the same shape, dtype, batch and threads: tokens a second, larger is better",
@@ -90,25 +91,33 @@ def machine() -> str:
     return f"{found[1] if found else platform.machine()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB"
 
 
-def page(tables: dict[str, list[dict[str, Any]]], seconds: float) -> str:
-    """RESULTS.md."""
+def circumstances(seconds: float) -> str:
+    """When, on what and with what a benchmark was measured, in one line."""
     versions = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
+    return (
+        f"{time.strftime('%Y-%m-%d')}, {machine()}, load {os.getloadavg()[1]:.1f}, {seconds / 60:.0f} minutes; "
+        f"Python {platform.python_version()}, {versions}"
+    )
+
+
+def page(results: dict[str, dict[str, Any]]) -> str:
+    """RESULTS.md, from {benchmark: {"rows": rows, "measured": circumstances}}."""
     lines = [
         "# Results",
         "",
-        "Written by `make bench`, which runs it all again. Ratios compare with the named peer in the same run,",
-        "interleaved; absolute figures are this machine's. A goal that was missed is listed as missed.",
-        "",
-        f"- {time.strftime('%Y-%m-%d')}, {machine()}, load {os.getloadavg()[2]:.1f} over the last 15 minutes",
-        f"- Python {platform.python_version()}, {versions}",
-        f"- took {seconds / 60:.0f} minutes",
+        "Written by `make bench`. Ratios compare with the named peer in the same run, interleaved; absolute figures",
+        "are this machine's. A goal that was missed is listed as missed.",
         "",
     ]
-    for name, rows in tables.items():
-        lines += [f"## {name}", "", f"{BENCHMARKS[name].capitalize()}. `python -m benchmarks.{name}`", ""]
+    for name, what in BENCHMARKS.items():
+        lines += [f"## {name}", "", f"{what[0].upper()}{what[1:]}. `python -m benchmarks.run --only {name}`", ""]
+        if name not in results:
+            lines += ["Not measured yet.", ""]
+            continue
         lines += ["| " + " | ".join(HEADER) + " |", "|---|---:|---:|---:|---|---|---|"]
-        lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |" for row in rows]
-        lines.append("")
+        for row in results[name]["rows"]:
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells(row)) + " |")
+        lines += ["", results[name]["measured"], ""]
     return "\n".join(lines)
 
 
@@ -116,22 +125,26 @@ def main() -> int:
     """Run what the command line asks for; exit code 1 when a benchmark could not run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="small inputs, few repetitions; writes nothing")
-    parser.add_argument("--only", choices=BENCHMARKS, help="this one alone; writes nothing")
+    parser.add_argument("--only", choices=BENCHMARKS, help="this one alone")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FILE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         name, file = options.child
         Path(file).write_text(json.dumps(importlib.import_module(f"benchmarks.{name}").run(options.quick)))
         return 0
-    console, started, tables = Console(), time.time(), {}
+    console, failed = Console(), False
     for number, name in enumerate(names := [options.only] if options.only else list(BENCHMARKS), 1):
         console.print(f"{number}/{len(names)} {name} ...", highlight=False)
-        tables[name] = measure(name, options.quick)
-        show(console, name, tables[name])
-    if not (options.quick or options.only):
-        RESULTS.write_text(page(tables, time.time() - started), encoding="utf-8")
-        console.print(f"written to {RESULTS}", highlight=False)
-    return int(any(row.get("goal") == "to run" for rows in tables.values() for row in rows))
+        started = time.time()
+        rows = measure(name, options.quick)
+        show(console, name, rows)
+        failed = failed or any(row.get("goal") == "to run" for row in rows)
+        if not options.quick:
+            results = json.loads(DATA.read_text()) if DATA.exists() else {}
+            results[name] = {"rows": rows, "measured": circumstances(time.time() - started)}
+            DATA.write_text(json.dumps(results, indent=1) + "\n")
+            RESULTS.write_text(page(results), encoding="utf-8")
+    return int(failed)
 
 
 if __name__ == "__main__":

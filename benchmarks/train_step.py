@@ -47,6 +47,8 @@ def run(quick: bool) -> list[dict[str, Any]]:
 
 
 def _row(shape: str, settings: Settings, turns: int) -> dict[str, Any]:
+    # Else the row before makes the compiler take this row's sizes for changing ones, the peer's more than ours.
+    torch._dynamo.reset()
     batch, length = settings.train.micro_batch_size, settings.train.seq_length
     tokens_BS1 = torch.randint(settings.model.vocab_size, (batch, length + 1))
     contenders = {

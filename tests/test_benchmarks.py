@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,16 @@ def test_a_missed_goal_and_a_failed_benchmark_are_in_the_page() -> None:
         },
         {"name": "c", "ours": 2.0, "peer": None, "unit": "s", "ratio": None, "spread": "", "goal": "", "ok": None},
     ]
+    failed = [{"name": "startup: failed with exit code 1", "goal": "to run", "ok": False}]
     text = run.page(
-        {"loader": rows, "gpu": [{"name": "gpu: failed with exit code 1", "goal": "to run", "ok": False}]}, 60
+        {"loader": {"rows": rows, "measured": "some day"}, "startup": {"rows": failed, "measured": "another day"}}
     )
     assert "| a \\| b | 1.5 s | 3 s | 0.5 | 0.4 to 0.6 | >= 1 | **missed** |" in text
     assert "| c | 2 s |  |  |  |  |  |" in text
-    assert "| gpu: failed with exit code 1 |  |  |  |  | to run | **missed** |" in text
+    assert "| startup: failed with exit code 1 |  |  |  |  | to run | **missed** |" in text
+    assert text.index("some day") < text.index("another day")
+    assert text.count("Not measured yet.") == len(run.BENCHMARKS) - 2
+
+
+def test_the_committed_page_is_rendered_from_the_committed_figures() -> None:
+    assert run.RESULTS.read_text(encoding="utf-8") == run.page(json.loads(run.DATA.read_text()))
