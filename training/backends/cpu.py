@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import platform
 import re
@@ -20,6 +21,21 @@ from training.backends.layers_cpu import cpu_layers
 from training.config import Settings
 from training.metrics import measured_peak
 
+# mallopt(3), from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory for the next step instead of handing it back to the kernel.
+
+    A step takes and frees the same tensors as the one before; the page faults of getting large ones anew cost about a
+    tenth of it. The process stays at its peak size. Does nothing with another C library.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_MAX, 0)
+        mallopt(_M_TRIM_THRESHOLD, -1)
+
 
 class CpuBackend(Backend):
     """The cores that this process may use, shared out evenly between the workers of the machine."""
@@ -32,6 +48,7 @@ class CpuBackend(Backend):
         if "OMP_NUM_THREADS" not in os.environ:  # Ray sets it to the CPUs that it gave the worker
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world.local_size))
         self.layers = cpu_layers(self.compiles)
+        keep_freed_memory()
 
     @property
     def device(self) -> torch.device:
