@@ -33,6 +33,8 @@ def ingredients(settings: Settings, backend: Backend) -> dict[str, Any]:
     )
     versions = {"torch": torch.__version__, "python": platform.python_version()}
     device = {"backend": backend.name, "device": backend.device_name, "dtype": str(backend.dtype)}
+    if backend.name == "cpu":  # the number of threads is written into the code
+        device["threads"] = str(torch.get_num_threads())
     return {"model": model, "train": train, "device": device, "versions": versions}
 
 
@@ -60,7 +62,7 @@ def precompile(settings: Settings) -> str:
     small = settings.model_copy(
         update={"model": one_layer, "parallel": settings.parallel.model_copy(update={"workers": 1})}
     )
-    backend = make_backend(small, World())
+    backend = make_backend(small, World(local_size=settings.parallel.workers))  # as many threads as a worker will have
     if not backend.compiles:
         why = "train.compile is false" if settings.train.compile is False else "no C++ compiler with Python.h here"
         return f"nothing to compile: {why}"

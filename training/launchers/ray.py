@@ -47,15 +47,22 @@ def connect(workers: int = 1) -> None:
 
 def precompile_on_ray(settings: Settings) -> str:
     """`precompile` as a task on a node that has the device."""
-    connect()
+    connect(settings.parallel.workers)
     import ray
 
     from training.precompile import precompile
 
     cuda = backend_name(settings) == "cuda"
-    task = ray.remote(num_cpus=1, num_gpus=int(cuda))(precompile)
+    task = ray.remote(num_cpus=_cpus_of_worker(settings), num_gpus=int(cuda))(precompile)
     summary: str = ray.get(task.remote(settings))
     return summary
+
+
+def _cpus_of_worker(settings: Settings) -> int:
+    """CPUs of one worker, which Ray makes its number of threads: an even share of the cluster's."""
+    import ray
+
+    return max(1, int(ray.cluster_resources().get("CPU", 1)) // settings.parallel.workers)
 
 
 def train_on_ray(settings: Settings) -> None:
@@ -78,7 +85,7 @@ def train_on_ray(settings: Settings) -> None:
                 record_failure(settings, rank, f"{what} ({str(error).strip().partition(chr(10))[0]})")
 
     cuda = backend_name(settings) == "cuda"
-    cpus = max(1, int(ray.cluster_resources().get("CPU", 1)) // workers)
+    cpus = _cpus_of_worker(settings)
     run = RunDir(settings.run.dir)
     trainer = TorchTrainer(
         _worker,
