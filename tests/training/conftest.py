@@ -11,13 +11,8 @@ import os
 # to run. Before torch is imported, and handed on to the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import signal
-
-# A shell starts what it runs in the background with SIGINT ignored, which every child inherits: the tests of Ctrl-C
-# would wait for ever there.
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
 import hashlib
+import signal
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +21,10 @@ import pytest
 
 from training.config import Settings, load_settings
 from training.data.store import MANIFEST, ShardWriter, dtype_for, write_json
+
+# A shell starts what it runs in the background with SIGINT ignored, which every child inherits: the tests of Ctrl-C
+# would wait for ever there.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DOCUMENT = 250  # tokens
 
