@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -89,27 +84,3 @@ def test_the_linear_layer_is_torchs() -> None:
     layer = ProductLinear(20, 30)
     x_BSD = torch.randn(2, 5, 20)
     torch.testing.assert_close(layer(x_BSD), F.linear(x_BSD, layer.weight), atol=1e-5, rtol=1e-5)
-
-
-FAULTS = """
-import resource, sys, torch
-from training.backends.cpu import keep_freed_memory
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    torch.ones(1 << 25)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-faults()
-print(faults())
-"""
-
-
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_memory_freed_by_a_step_is_there_for_the_next() -> None:
-    def faults(how: str) -> int:
-        # one thread: other threads' stacks fault too; no huge pages: they would hide the faults
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "THP_MEM_ALLOC_ENABLE": "0"}
-        return int(subprocess.check_output([sys.executable, "-c", FAULTS, how], env=env, text=True))
-
-    assert faults("keep") * 10 < faults("drop")
