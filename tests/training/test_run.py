@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from pathlib import Path
 
-import pytest
 import yaml
 from processes import context
 from transformers import AutoTokenizer, LlamaForCausalLM
@@ -54,22 +54,28 @@ def arguments(folder: Path, steps: int) -> list[str]:
     return ["run", *(part for key, value in settings.items() for part in (f"--{key}", str(value)))]
 
 
-def in_a_process(*argv: str) -> None:
-    """The command line in a process of its own: nothing is left of one command when the next starts."""
-    child = context.Process(target=_exit_with_main, args=(list(argv),))
+def in_a_process(terminal: Path, *argv: str) -> str:
+    """The command line in a process of its own: nothing is left of one command when the next starts.
+
+    What it prints, by way of the file `terminal`: the children's server may be older than this test, and then its
+    standard output is not the one that pytest captures here.
+    """
+    child = context.Process(target=_exit_with_main, args=(terminal, list(argv)))
     child.start()
     child.join(300)
     assert child.exitcode == 0
+    return terminal.read_text()
 
 
-def _exit_with_main(argv: list[str]) -> None:
+def _exit_with_main(terminal: Path, argv: list[str]) -> None:
+    with terminal.open("w") as file:
+        os.dup2(file.fileno(), 1)
     raise SystemExit(main(argv))
 
 
-def test_from_text_to_a_model_that_transformers_loads(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_from_text_to_a_model_that_transformers_loads(tmp_path: Path) -> None:
     write_text(tmp_path / "text")
-    in_a_process(*arguments(tmp_path, 60))
-    out, _ = capfd.readouterr()
+    out = in_a_process(tmp_path / "terminal", *arguments(tmp_path, 60))
     run = tmp_path / "run"
     for name in (
         "settings.yaml",
@@ -98,12 +104,12 @@ def test_from_text_to_a_model_that_transformers_loads(tmp_path: Path, capfd: pyt
     assert yaml.safe_load((run / "settings.yaml").read_text())["train"]["steps"] == 60
 
     store = {path.name: path.stat().st_mtime_ns for path in (run / "data").glob("*.bin")}
-    in_a_process(*arguments(tmp_path, 80))  # trains on; what is prepared stays as it is
+    in_a_process(tmp_path / "terminal", *arguments(tmp_path, 80))  # trains on; what is prepared stays as it is
     assert {path.name: path.stat().st_mtime_ns for path in (run / "data").glob("*.bin")} == store
     starts = [record["step"] for record in read_metrics(run / "metrics.jsonl") if record["type"] == "start"]
     assert starts == [0, 60]
 
-    in_a_process("export", "--run.dir", str(run))
+    in_a_process(tmp_path / "terminal", "export", "--run.dir", str(run))
     model = LlamaForCausalLM.from_pretrained(run / "export")
     tokenizer = AutoTokenizer.from_pretrained(run / "export")
     inputs = tokenizer((tmp_path / "text" / "0.txt").read_text(), return_tensors="pt")

@@ -1,6 +1,6 @@
 """Layers of the model that are faster on CPU cores than torch's own, at the same mathematics and precision.
 
-`cpu_layers(compiled)` picks what pays on this machine (what did not pay is in benchmarks/README.md):
+`cpu_layers(compiled)` picks what pays on this machine:
 
 - `block_attention`: torch's attention for CPUs takes the products of one head after another, by MKL. Those of all heads
   at once, with the rest compiled, are two to three times as fast for the sequences of this project's small runs.
