@@ -17,6 +17,10 @@ class Chart:
     version: str
 
 
+# Kubernetes: every pin below was chosen for these. Volcano 1.15's matrix ends with 1.35, and the standard support of 1.34
+# ends on 2026-12-02.
+KUBERNETES_VERSIONS = ("1.35",)
+
 # Operators
 KUBERAY = Chart("kuberay-operator", "https://ray-project.github.io/kuberay-helm", "1.7.0")
 VOLCANO = Chart("volcano", "https://volcano-sh.github.io/helm-charts", "1.15.1")
