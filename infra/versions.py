@@ -21,10 +21,26 @@ class Chart:
 # ends on 2026-12-02.
 KUBERNETES_VERSIONS = ("1.35",)
 
+# EKS's add-ons: what `aws eks describe-addon-versions --kubernetes-version 1.35` called the default on 2026-08-04, seen in
+# public stacks of that day; the FSx driver's is seen in public stacks only. All regions get the same.
+EKS_ADDONS = {
+    "aws-ebs-csi-driver": "v1.63.1-eksbuild.1",
+    "aws-fsx-csi-driver": "v1.9.0-eksbuild.1",
+    "coredns": "v1.13.2-eksbuild.11",
+    "eks-pod-identity-agent": "v1.3.10-eksbuild.3",
+    "kube-proxy": "v1.35.3-eksbuild.17",
+    "metrics-server": "v0.9.0-eksbuild.5",
+    "vpc-cni": "v1.22.3-eksbuild.1",
+}
+
+# AMIs of all nodes: one release of github.com/awslabs/amazon-eks-ami has AL2023's STANDARD and NEURON variants alike. After
+# v20260714, whose source image got its ENA driver back, and before v20261003, which warns of kernel panics (#2845).
+AMI_RELEASE = "1.35.6-20260728"
+
 # Operators
 KUBERAY = Chart("kuberay-operator", "https://ray-project.github.io/kuberay-helm", "1.7.0")
 VOLCANO = Chart("volcano", "https://volcano-sh.github.io/helm-charts", "1.15.1")
-MPI_OPERATOR = "v0.8.2"
+MPI_OPERATOR = "0.8.2"
 
 # Devices: NEURON_PLUGIN is the chart of Neuron SDK 2.31.0.
 EFA_PLUGIN = Chart("aws-efa-k8s-device-plugin", "https://aws.github.io/eks-charts", "v0.5.30")
@@ -32,3 +48,6 @@ NEURON_PLUGIN = Chart("neuron-helm-chart", "oci://public.ecr.aws/neuron", "1.9.0
 
 # Ingress
 LOAD_BALANCER_CONTROLLER = Chart("aws-load-balancer-controller", "https://aws.github.io/eks-charts", "3.5.0")
+
+# Training: the newest Neuron SDK that AWS advises for training on Trn1 (torch-neuronx 2.9.0.2.12, Python 3.12).
+TRAINING_BASE_IMAGE = "public.ecr.aws/neuron/pytorch-training-neuronx:2.9.0-neuronx-py312-sdk2.28.0-ubuntu24.04"
