@@ -122,7 +122,8 @@ def vpc_cni(place: Place, vpc_arn: str, pod_subnet_arns: Sequence[str]) -> Polic
                 ["ec2:CreateNetworkInterface"],
                 [*pod_subnet_arns, place.arn("ec2", "security-group/*"), interfaces],
             ),
-            allow(["ec2:CreateTags"], [interfaces], {"StringEquals": {"ec2:CreateAction": "CreateNetworkInterface"}}),
+            # On starting, the agent also tags the interfaces that came with the node.
+            allow(["ec2:CreateTags"], [interfaces]),
             allow(
                 [
                     "ec2:AssignPrivateIpAddresses",

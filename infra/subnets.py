@@ -11,6 +11,9 @@ from typing import NamedTuple
 
 MAX_ZONES = 4
 
+# Addresses of Kubernetes services. They exist inside the cluster only, but nothing that pods reach may have one.
+SERVICE_CIDR = IPv4Network("172.20.0.0/16")
+
 # A load balancer wants a subnet of /27 or more with 8 free addresses: the public eighth of a quarter of /22.
 LONGEST_PREFIX = 22
 # VPC CNI takes pods' addresses by /28 blocks and keeps one in reserve on every node: a quarter of /18 has 255 of them.

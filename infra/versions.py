@@ -17,12 +17,12 @@ class Chart:
     version: str
 
 
-# Kubernetes: every pin below was chosen for these. Volcano 1.15's matrix ends with 1.35, and the standard support of 1.34
-# ends on 2026-12-02.
+# Kubernetes: every pin below was chosen for these. Volcano 1.15's matrix ends with 1.35, and the standard support of
+# 1.34 ends on 2026-12-02.
 KUBERNETES_VERSIONS = ("1.35",)
 
-# EKS's add-ons: what `aws eks describe-addon-versions --kubernetes-version 1.35` called the default on 2026-08-04, seen in
-# public stacks of that day; the FSx driver's is seen in public stacks only. All regions get the same.
+# EKS's add-ons: the defaults for 1.35 by `aws eks describe-addon-versions` on 2026-08-04, as public stacks of that day
+# pin them; the FSx driver's is seen in public stacks without that command.
 EKS_ADDONS = {
     "aws-ebs-csi-driver": "v1.63.1-eksbuild.1",
     "aws-fsx-csi-driver": "v1.9.0-eksbuild.1",
@@ -33,8 +33,8 @@ EKS_ADDONS = {
     "vpc-cni": "v1.22.3-eksbuild.1",
 }
 
-# AMIs of all nodes: one release of github.com/awslabs/amazon-eks-ami has AL2023's STANDARD and NEURON variants alike. After
-# v20260714, whose source image got its ENA driver back, and before v20261003, which warns of kernel panics (#2845).
+# AMIs of all nodes: a release of github.com/awslabs/amazon-eks-ami has AL2023's STANDARD and NEURON variants alike.
+# After v20260714, whose source image got its ENA driver back; before v20261003, which warns of kernel panics (#2845).
 AMI_RELEASE = "1.35.6-20260728"
 
 # Operators
