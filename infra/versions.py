@@ -37,6 +37,11 @@ EKS_ADDONS = {
 # After v20260714, whose source image got its ENA driver back; before v20261003, which warns of kernel panics (#2845).
 AMI_RELEASE = "1.35.6-20260728"
 
+# Autoscalers: cluster-autoscaler's chart brings the image of its own version, 1.35.0, made for Kubernetes 1.35.
+CLUSTER_AUTOSCALER = Chart("cluster-autoscaler", "https://kubernetes.github.io/autoscaler", "9.59.0")
+KARPENTER = Chart("karpenter", "oci://public.ecr.aws/karpenter", "1.14.1")
+KARPENTER_CRD = Chart("karpenter-crd", KARPENTER.repository, KARPENTER.version)
+
 # Operators
 KUBERAY = Chart("kuberay-operator", "https://ray-project.github.io/kuberay-helm", "1.7.0")
 VOLCANO = Chart("volcano", "https://volcano-sh.github.io/helm-charts", "1.15.1")
