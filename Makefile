@@ -12,7 +12,7 @@ LAUNCHER ?= ray
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint format bench docs lock clean
+.PHONY: help setup run test test-engine lint format bench docs lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ run: setup ## pre-train a small Llama on this machine: prepare, precompile, trai
 
 test: lint ## lint and all tests
 	$(BIN)/python -m pytest $(ARGS)
+
+test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
+	$(BIN)/python -m pytest tests/engine $(ARGS)
 
 lint: setup ## ruff, its formatter and mypy
 	$(BIN)/ruff check .

@@ -33,7 +33,10 @@ BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "openssl", "pul
 TOKEN = "engine"
 # The custom resources that the program itself makes, by the chart that brings their definitions: group, kind, plural.
 DEFINITIONS = {
-    "karpenter": [("karpenter.sh", "NodePool", "nodepools"), ("karpenter.k8s.aws", "EC2NodeClass", "ec2nodeclasses")]
+    "karpenter-crd": [
+        ("karpenter.sh", "NodePool", "nodepools"),
+        ("karpenter.k8s.aws", "EC2NodeClass", "ec2nodeclasses"),
+    ]
 }
 
 
@@ -217,7 +220,7 @@ def definition(group: str, kind: str, plural: str) -> dict[str, Any]:
 
 @contextmanager
 def charts(folder: Path) -> Iterator[str]:
-    """The address of a chart repository that has a stub of every chart in infra/versions.py."""
+    """The address of a mirror that has a stub of every chart in infra/versions.py."""
     folder.mkdir(parents=True)
     found = [value for value in vars(versions).values() if isinstance(value, versions.Chart)]
     entries: dict[str, Any] = {}
@@ -228,6 +231,9 @@ def charts(folder: Path) -> Iterator[str]:
             {"apiVersion": "v2", "name": chart.name, "version": chart.version, "urls": [archive.name]}
         ]
     (folder / "index.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "entries": entries}))
+    # The MPI operator has no chart: its definition lies beside them (infra/mpi_operator.py).
+    mpi_job = definition("kubeflow.org", "MPIJob", "mpijobs")
+    (folder / f"mpi-operator-{versions.MPI_OPERATOR}.yaml").write_text(yaml.safe_dump(mpi_job))
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:

@@ -20,12 +20,12 @@ REGISTRY_POLICIES = {"AmazonEC2ContainerRegistryPullOnly", "AmazonEC2ContainerRe
 # Managed add-ons that run a Deployment: they stay DEGRADED, and their creation fails, as long as there is no node.
 ADDONS_ON_NODES = {"coredns", "metrics-server", "aws-ebs-csi-driver", "aws-fsx-csi-driver"}
 LUSTRE_PORT = 988
-# The chart that brings the definitions of a custom resource's group.
+# Of a custom resource's group: the chart with its definition and the chart with its controller.
 CHARTS_OF_GROUPS = {
-    "karpenter.sh": "karpenter",
-    "karpenter.k8s.aws": "karpenter",
-    "ray.io": "kuberay-operator",
-    "scheduling.volcano.sh": "volcano",
+    "karpenter.sh": ("karpenter-crd", "karpenter"),
+    "karpenter.k8s.aws": ("karpenter-crd", "karpenter"),
+    "ray.io": ("kuberay-operator", "kuberay-operator"),
+    "scheduling.volcano.sh": ("volcano", "volcano"),
 }
 NAMESPACES = {"default", "kube-system", "kube-public", "kube-node-lease"}
 
@@ -160,12 +160,14 @@ def lustre_is_open(cloud: Cloud, new: Resource) -> str | None:
     return None
 
 
-def kind_is_served(cloud: Cloud, resource: Resource) -> str | None:
-    """A custom resource needs its definition to be made, and its controller, which clears its finalizers, to go."""
-    chart = CHARTS_OF_GROUPS.get(resource.type.split(":")[1].split("/")[0])
-    if chart is None or any(chart in str(r.inputs.get("chart")) for r in cloud.of("kubernetes:helm.sh/v3:Release")):
-        return None
-    return f"no matches for kind {resource.type}: chart {chart} is not installed"
+def kind_is_defined(cloud: Cloud, new: Resource) -> str | None:
+    """A custom resource is known once the chart with its definition is installed."""
+    return chart_is_installed(cloud, new, 0)
+
+
+def kind_is_served(cloud: Cloud, old: Resource) -> str | None:
+    """A custom resource goes when its controller has cleared its finalizers."""
+    return chart_is_installed(cloud, old, 1)
 
 
 def namespace_is_there(cloud: Cloud, new: Resource) -> str | None:
@@ -185,7 +187,7 @@ def kubernetes_rules(op: str, kind: str) -> list[Rule]:
     """The rules of everything inside the cluster."""
     if not kind.startswith("kubernetes:"):
         return []
-    return [kind_is_served, namespace_is_there] if op == "create" else [kind_is_served]
+    return [kind_is_defined, namespace_is_there] if op == "create" else [kind_is_served]
 
 
 RULES: dict[tuple[str, str], list[Rule]] = {
@@ -204,6 +206,15 @@ RULES: dict[tuple[str, str], list[Rule]] = {
     ("create", "kubernetes:helm.sh/v3:Release"): [nodes_are_there],
     ("delete", "kubernetes:helm.sh/v3:Release"): [nodes_are_there],
 }
+
+
+def chart_is_installed(cloud: Cloud, resource: Resource, which: int) -> str | None:
+    """Whether the chart with the definition (0) or the controller (1) of a custom resource is there."""
+    charts = CHARTS_OF_GROUPS.get(resource.type.split(":")[1].split("/")[0])
+    installed = {str(r.inputs.get("chart")).rsplit("/", 1)[-1] for r in cloud.of("kubernetes:helm.sh/v3:Release")}
+    if charts is None or charts[which] in installed:
+        return None
+    return f"no matches for kind {resource.type}: chart {charts[which]} is not installed"
 
 
 def in_vpc(cloud: Cloud, kind: str, vpc: str | None) -> list[Resource]:

@@ -16,7 +16,10 @@ from typing import Any
 import grpc
 from cloud import Cloud, Props, Refused
 from google.protobuf import empty_pb2, json_format, struct_pb2
-from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
+from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, resource_pb2, resource_pb2_grpc
+
+CONFIG_FILE = "kubernetes:yaml/v2:ConfigFile"
+DEFINITION = "kubernetes:apiextensions.k8s.io/v1:CustomResourceDefinition"
 
 
 def type_of(urn: str) -> str:
@@ -116,6 +119,23 @@ class StandIn(provider_pb2_grpc.ResourceProviderServicer):
         with told(context):
             found = struct(self.cloud.answer(request.tok, props(request.args)))
             return provider_pb2.InvokeResponse(**{"return": found})
+
+    def Construct(self, request: Any, context: Any) -> Any:
+        """A file of manifests: taken for one definition, named as the component, without reading the file."""
+        if request.type != CONFIG_FILE:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, f"the stand-in makes no {request.type}")
+        with grpc.insecure_channel(request.monitorEndpoint) as channel:
+            monitor = resource_pb2_grpc.ResourceMonitorStub(channel)
+            register = resource_pb2.RegisterResourceRequest
+            component = monitor.RegisterResource(
+                register(type=request.type, name=request.name, parent=request.parent, acceptSecrets=True)
+            )
+            child = register(type=DEFINITION, name=request.name, parent=component.urn, custom=True, acceptSecrets=True)
+            child.object.CopyFrom(struct({"metadata": {"name": request.name}}))
+            child.provider = request.providers.get("kubernetes", "")
+            child.dependencies.extend(request.dependencies)
+            monitor.RegisterResource(child)
+        return provider_pb2.ConstructResponse(urn=component.urn)
 
     def Cancel(self, request: Any, context: Any) -> Any:
         """The run ends; the cloud goes on."""

@@ -196,10 +196,11 @@ def test_a_custom_resource_lives_within_its_operator(cloud: Cloud) -> None:
         make(cloud, POOL, metadata={"name": "cpu"})
     cluster(cloud)
     nodes(cloud)
-    karpenter = make(cloud, RELEASE, chart="oci://mirror.test/karpenter", namespace="karpenter", createNamespace=True)
+    make(cloud, RELEASE, "definitions", chart="oci://mirror.test/karpenter-crd", namespace="a", createNamespace=True)
+    controller = make(cloud, RELEASE, chart="oci://mirror.test/karpenter", namespace="a")
     pool = make(cloud, POOL, metadata={"name": "cpu"})
-    drop(cloud, karpenter)
-    with pytest.raises(Refused, match="no matches for kind"):
+    drop(cloud, controller)
+    with pytest.raises(Refused, match="no matches for kind.*chart karpenter is not"):
         drop(cloud, pool)
 
 
