@@ -59,12 +59,11 @@ class SharedStorage(pulumi.ComponentResource):
         self,
         name: str,
         settings: Storage,
-        zone: str,
         network: Network,
         cluster: Cluster,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`zone` is the id of the zone to be in, one of `network`'s."""
+        """`settings.zone` is the id of one of `network`'s zones, the accelerators' (infra/settings.py sees to it)."""
         super().__init__("llama-trainium:infra:SharedStorage", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         self.capacity = f"{settings.size_gib}Gi"
@@ -84,7 +83,7 @@ class SharedStorage(pulumi.ComponentResource):
         own_rules = self._open(name, "servers", self.security_group.id, child)
         self.file_system = aws.fsx.LustreFileSystem(
             f"{name}-lustre",
-            subnet_ids=network.private_subnets[zone].id,
+            subnet_ids=network.private_subnets[settings.zone].id,
             security_group_ids=[self.security_group.id],
             deployment_type="PERSISTENT_2",
             storage_type="SSD",
