@@ -6,7 +6,7 @@
 
 Pulumi's own mocks show a resource's type, name and inputs. Order, parents and options are what half of the tests are
 about, so this is a monitor of its own that keeps the whole request. It refuses what the real engine refuses too: the
-same name twice. What it gives back is what AWS would compute, as far as the program reads it (cloud.py).
+same name twice. What it gives back is what AWS would compute, as far as the program reads it (mock_cloud.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 import pulumi
 import yaml
-from cloud import answer, identity_of, outputs_of
 from google.protobuf import empty_pb2, json_format, struct_pb2
+from mock_cloud import answer, identity_of, outputs_of
 from pulumi.runtime import mocks, rpc, settings
 from pulumi.runtime.proto import resource_pb2
 from pulumi.runtime.stack import run_in_stack
@@ -276,7 +276,7 @@ def run_program(
     """Run __main__.py with these settings; see `run`."""
 
     def program() -> None:
-        runpy.run_path(str(ROOT), run_name="__main__")
+        runpy.run_path(str(ROOT / "__main__.py"), run_name="__main__")
 
     return run(program, config, secrets, stack, preview, recorded)
 
