@@ -8,10 +8,11 @@ from typing import Any
 
 from training.backends import backend_name
 from training.checkpoint import read_meta
-from training.config import Settings, shown
+from training.config import Settings
 from training.data.samples import Samples
 from training.data.store import TokenStore
 from training.errors import UserError
+from training.messages import shown
 
 # Settings of `train` that choose which samples a step holds: a resumed run must keep them to go on where it was.
 ORDER = ("seed", "global_batch_size", "seq_length")

@@ -11,7 +11,6 @@ pydantic and PyYAML only.
 
 from __future__ import annotations
 
-import difflib
 import os
 import unicodedata
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 
 from training.errors import UserError
+from training.messages import expected_one_of, explain, shown
 
 PRESETS = Path(__file__).parent / "presets"
 SOURCE_KINDS = ("pydocs", "text:GLOB", "jsonl:GLOB", "parquet:GLOB", "hub:NAME[/CONFIG]")
@@ -174,7 +174,26 @@ class Train(Section):
 class Parallel(Section):
     """How a run is spread out."""
 
-    workers: Count = Field(1, ge=1, description="processes, one per device: the data-parallel size")
+    workers: Count = Field(1, ge=1, description="processes, one per device (a NeuronCore, a GPU)")
+    # No preset sets it: how many devices must share a layer follows from the devices' memory as much as from the model,
+    # and a preset must start on one CPU too. A stack sets it beside its accelerators.
+    tensor_parallel_size: Count = Field(
+        1, ge=1, description="workers that share the matrices of a layer; more than 1 needs the neuron backend"
+    )
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Parallel:
+        if self.workers % self.tensor_parallel_size:
+            raise ValueError(
+                f"parallel.workers: {self.workers}, expected a multiple of parallel.tensor_parallel_size "
+                f"({self.tensor_parallel_size})"
+            )
+        return self
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Groups of workers that each hold the whole model."""
+        return self.workers // self.tensor_parallel_size
 
 
 class Run(Section):
@@ -215,11 +234,26 @@ class Settings(Section):
                 f"train.seq_length: {self.train.seq_length}, expected at most "
                 f"model.max_position_embeddings ({self.model.max_position_embeddings})"
             )
-        multiple = self.train.micro_batch_size * self.parallel.workers
+        parallel = self.parallel
+        multiple = self.train.micro_batch_size * parallel.data_parallel_size
         if self.train.global_batch_size % multiple:
+            size = f"data-parallel size {parallel.data_parallel_size}"
+            if parallel.tensor_parallel_size > 1:
+                size += f", which is {parallel.workers} workers / tensor-parallel size {parallel.tensor_parallel_size}"
             raise ValueError(
                 f"train.global_batch_size: {self.train.global_batch_size}, expected a multiple of {multiple} "
-                f"(train.micro_batch_size {self.train.micro_batch_size} x data-parallel size {self.parallel.workers})"
+                f"(train.micro_batch_size {self.train.micro_batch_size} x {size})"
+            )
+        if self.model.num_attention_heads % parallel.tensor_parallel_size:
+            raise ValueError(
+                f"parallel.tensor_parallel_size: {parallel.tensor_parallel_size}, expected a divisor of "
+                f"model.num_attention_heads ({self.model.num_attention_heads})"
+            )
+        sizes = (self.model.num_key_value_heads, parallel.tensor_parallel_size)
+        if max(sizes) % min(sizes):
+            raise ValueError(
+                f"parallel.tensor_parallel_size: {parallel.tensor_parallel_size}, expected a divisor or a multiple of "
+                f"model.num_key_value_heads ({self.model.num_key_value_heads})"
             )
         if (self.data.trained_vocab_size or 0) > self.model.vocab_size:
             raise ValueError(
@@ -245,7 +279,7 @@ class Settings(Section):
     @property
     def accumulation_steps(self) -> int:
         """Forward passes of one worker per optimizer step."""
-        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.workers)
+        return self.train.global_batch_size // (self.train.micro_batch_size * self.parallel.data_parallel_size)
 
     def absolute(self) -> Settings:
         """The same settings with absolute folders, for processes that start in another working directory."""
@@ -289,7 +323,7 @@ def load_settings(
         if preset not in preset_names():
             raise UserError(f"--preset: unknown preset {preset!r}{expected_one_of(preset, preset_names())}")
     if config is not None:
-        values, origin = _read_yaml(config), str(config)
+        values, origin = read_yaml(config), str(config)
     for name, text in (overrides or {}).items():
         if name not in setting_fields():
             raise UserError(f"{name}: unknown setting{expected_one_of(name, list(setting_fields()))}")
@@ -310,7 +344,7 @@ def parse_settings(values: dict[str, Any], origin: str = "", from_elsewhere: set
     except ValidationError as error:
         lines = []
         for item in error.errors():
-            key = ".".join(str(part) for part in item["loc"][:2])
+            key = ".".join(shown(part) for part in item["loc"][:2])
             mine = key not in from_elsewhere if from_elsewhere and len(item["loc"]) > 1 else not from_elsewhere
             lines.append((f"{origin}: " if origin and mine else "") + _explain(key, item))
         raise UserError("\n".join(dict.fromkeys(lines))) from None
@@ -328,7 +362,8 @@ class _OneOfEachKey(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, dict[str, Any]]:
+    """Sections of keys and values as a file has them, not validated yet. Raises `UserError`."""
     wanted = "expected sections such as `train:` with `key: value` lines"
     try:
         values = yaml.load(path.read_text(encoding="utf-8"), _OneOfEachKey)
@@ -360,28 +395,6 @@ def _sections() -> list[str]:
     return list(Settings.model_fields)
 
 
-def expected_one_of(name: str, known: list[str], prefix: str = "") -> str:
-    """The end of a message about an unknown name: the known one (behind `prefix`) that it is close to, or all."""
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f", did you mean {prefix}{near[0]}?" if near else f", expected one of {', '.join(known)}"
-
-
-_WANTED = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-    "path": "a path",
-    "greater_than_equal": "at least {ge}",
-    "greater_than": "more than {gt}",
-    "less_than_equal": "at most {le}",
-    "less_than": "less than {lt}",
-    "finite_number": "a finite number",
-    "literal_error": "one of {expected}",
-    "model": "a group of `key: value` lines",
-}
-
-
 def _explain(key: str, item: Any) -> str:
     """One pydantic error as one line: the key, the value, what was expected."""
     if item["type"] in ("extra_forbidden", "invalid_key"):
@@ -390,19 +403,8 @@ def _explain(key: str, item: Any) -> str:
             within = [name for name in setting_fields() if name.endswith(f".{key}")]
             return f"{key}: unknown section{expected_one_of(key, within or _sections())}"
         return f"{key}: unknown setting{expected_one_of(rest, list(_keys(section)), f'{section}.')}"
-    message = item["msg"].removeprefix("Value error, ")
     if len(item["loc"]) < 2 and item["type"] == "value_error":  # a validator over several keys, which names them itself
-        return message
-    if item["type"] == "value_error":
-        return f"{key}: {shown(item['input'])}, {message}"
-    kind = item["type"] if item["type"] in _WANTED else item["type"].partition("_")[0]
-    wanted = "auto, true or false" if key == "train.compile" else _WANTED.get(kind, message)
-    return f"{key}: {shown(item['input'])}, expected {wanted.format(**item.get('ctx', {}))}"
-
-
-def shown(value: object) -> str:
-    """A value found, on one line: as it is written in YAML, or quoted where that would not show."""
-    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    if not text.strip() or not text.isprintable():
-        text = ascii(value)
-    return text if len(text) <= 100 else f"{text[:90]}... ({len(text)} characters)"
+        return str(item["msg"].removeprefix("Value error, "))
+    if key == "train.compile":
+        return f"{key}: {shown(item['input'])}, expected auto, true or false"
+    return explain(key, item)

@@ -16,8 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from training.config import PRESETS, Settings, expected_one_of, load_settings, preset_names, setting_fields
+from training.config import PRESETS, Settings, load_settings, preset_names, setting_fields
 from training.errors import UserError
+from training.messages import expected_one_of
 
 USAGE = "[--preset NAME | --config FILE] [--SECTION.KEY VALUE ...]"
 ALIASES = {"run.launcher": ["--launcher"], "parallel.workers": ["--workers"]}

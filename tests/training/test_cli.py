@@ -253,6 +253,13 @@ def test_a_device_that_is_not_here(
     assert refused(stage, "--config", small, "--run.backend", backend) == message
 
 
+@pytest.mark.parametrize("stage", ["train", "run", "precompile"])
+def test_layers_are_shared_on_neuron_only(refused: Refused, small: Path, stage: str) -> None:
+    shared = ("--workers", "2", "--parallel.tensor_parallel_size", "2", "--run.backend", "cpu")
+    message = "parallel.tensor_parallel_size: 2, expected 1: the cpu backend has no tensor parallelism"
+    assert refused(stage, "--config", small, *shared) == message
+
+
 CHANGES = [
     ({"model.num_hidden_layers": "3"}, "model.num_hidden_layers: 3, but {checkpoint} was made with 2"),
     ({"model.rope_theta": "500000"}, "model.rope_theta: 500000.0, but {checkpoint} was made with 10000.0"),

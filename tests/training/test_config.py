@@ -74,6 +74,12 @@ VALUES = [
     ("train__seq_length", "2049", "train.seq_length: 2049, expected at most model.max_position_embeddings (2048)"),
     ("train__micro_batch_size", "3", "train.global_batch_size: 16, expected a multiple of 3 (train.micro_batch_size 3"),
     ("parallel__workers", "3", "train.global_batch_size: 16, expected a multiple of 48 (train.micro_batch_size 16"),
+    (
+        "parallel__tensor_parallel_size",
+        "2",
+        "parallel.workers: 1, expected a multiple of parallel.tensor_parallel_size (2)",
+    ),
+    ("parallel__tensor_parallel_size", "0", "parallel.tensor_parallel_size: 0, expected at least 1"),
     ("model__hidden_size", "100", "model.hidden_size: 100, expected a multiple of 2 x model.num_attention_heads (8)"),
     (
         "model__num_key_value_heads",
@@ -91,6 +97,44 @@ def test_a_bad_value_is_refused(key: str, value: str, message: str) -> None:
     found = refusal(**{key: value})
     assert found.startswith(message)
     assert "\n" not in found
+
+
+TENSOR_PARALLEL = [
+    (
+        {"parallel.workers": "8"},
+        "parallel.tensor_parallel_size: 8, expected a divisor of model.num_attention_heads (4)",
+    ),
+    (
+        {"model.num_attention_heads": "8", "model.num_key_value_heads": "2", "parallel.workers": "6"},
+        "parallel.tensor_parallel_size: 6, expected a divisor of model.num_attention_heads (8)",
+    ),
+    (
+        {"model.num_attention_heads": "12", "model.num_key_value_heads": "6", "model.hidden_size": "240"},
+        "parallel.tensor_parallel_size: 4, expected a divisor or a multiple of model.num_key_value_heads (6)",
+    ),
+    (
+        {"parallel.workers": "24"},
+        "train.global_batch_size: 16, expected a multiple of 96 (train.micro_batch_size 16 x data-parallel size 6, "
+        "which is 24 workers / tensor-parallel size 4)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), TENSOR_PARALLEL, ids=[message[:60] for _, message in TENSOR_PARALLEL])
+def test_a_tensor_parallel_size_that_does_not_fit_is_refused(changes: dict[str, str], message: str) -> None:
+    size = message.partition(": ")[2].partition(",")[0] if message.startswith("parallel") else "4"
+    given = {"parallel.workers": size, "parallel.tensor_parallel_size": size, **changes}
+    with pytest.raises(UserError) as caught:
+        load_settings(overrides=given)
+    assert str(caught.value) == message
+
+
+def test_workers_that_share_layers_share_a_batch() -> None:
+    settings = load_settings(
+        overrides={"parallel.workers": "8", "parallel.tensor_parallel_size": "4", "train.micro_batch_size": "2"}
+    )
+    assert settings.parallel.data_parallel_size == 2
+    assert settings.accumulation_steps == 4
 
 
 FILES = [
@@ -218,7 +262,8 @@ def any_model(draw: st.DrawFn, largest: int = 10_000) -> Model:
 def any_settings(draw: st.DrawFn) -> Settings:
     model = draw(any_model())
     steps, rates = draw(st.integers(1, 2**31 - 1)), sorted((draw(positive), draw(positive)))
-    workers, micro = draw(st.integers(1, 64)), draw(st.integers(1, 64))
+    groups, micro = draw(st.integers(1, 64)), draw(st.integers(1, 64))
+    tensor_parallel = draw(st.sampled_from([1, model.num_key_value_heads, model.num_attention_heads]))
     tokenizers = names.filter(lambda name: not name.startswith("train:"))
     if model.vocab_size >= 257:
         tokenizers |= st.integers(257, model.vocab_size).map("train:{}".format)
@@ -235,7 +280,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
             "train": {
                 "seq_length": draw(st.integers(1, model.max_position_embeddings)),
                 "micro_batch_size": micro,
-                "global_batch_size": micro * workers * draw(st.integers(1, 64)),
+                "global_batch_size": micro * groups * draw(st.integers(1, 64)),
                 "steps": steps,
                 "warmup_steps": draw(st.integers(0, steps)),
                 "min_learning_rate": rates[0],
@@ -244,7 +289,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
                 "compile": draw(st.sampled_from(["auto", True, False])),
                 "activation_checkpointing": draw(st.sampled_from(["none", "selective", "full"])),
             },
-            "parallel": {"workers": workers},
+            "parallel": {"workers": groups * tensor_parallel, "tensor_parallel_size": tensor_parallel},
             "run": {"dir": draw(paths), "launcher": draw(st.sampled_from(["local", "ray"]))},
         }
     )

@@ -10,7 +10,10 @@ __all__ = ["Backend", "World", "backend_name", "make_backend", "process_group"]
 
 
 def backend_name(settings: Settings) -> str:
-    """The backend that `run.backend` means here: `cpu` or `cuda`. Raises `UserError` when this machine has it not."""
+    """The backend that `run.backend` means here: `cpu` or `cuda`. Raises `UserError` when this machine has it not.
+
+    Tensor parallelism is Neuron's alone: a CPU or a GPU of today holds the models that this project trains there.
+    """
     import torch
 
     asked = settings.run.backend
@@ -18,7 +21,12 @@ def backend_name(settings: Settings) -> str:
         raise UserError("run.backend: neuron is not built yet, expected auto, cpu or cuda")
     if asked == "cuda" and not torch.cuda.is_available():
         raise UserError("run.backend: cuda, but torch sees no GPU on this machine, expected auto or cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if asked == "auto" else asked
+    if (size := settings.parallel.tensor_parallel_size) > 1:
+        raise UserError(
+            f"parallel.tensor_parallel_size: {size}, expected 1: the {name} backend has no tensor parallelism"
+        )
+    return name
 
 
 def process_group(settings: Settings) -> str:

@@ -1,0 +1,64 @@
+"""Mistakes of users in one line: where, the value found, what was expected.
+
+Both readers of settings use these words: training.config (`train.steps: x, expected a whole number`) and infra.settings
+(`llama-trainium:accelerators[0].max: 0, expected at least 1`).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+_WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "path": "a path",
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "finite_number": "a finite number",
+    "literal_error": "one of {expected}",
+    "list": "a list",
+    "dict": "a group of `key: value` lines",
+    "too_short": "at least {min_length} of them",
+    "too_long": "at most {max_length} of them",
+    "model": "a group of `key: value` lines",
+}
+
+
+def explain(key: str, item: Any) -> str:
+    """One of pydantic's `ValidationError.errors()` about the value of `key`, as one line."""
+    message = item["msg"].removeprefix("Value error, ")
+    if item["type"] == "value_error":
+        return f"{key}: {shown(item['input'])}, {message}"
+    kind = item["type"] if item["type"] in _WANTED else item["type"].partition("_")[0]
+    return f"{key}: {shown(item['input'])}, expected {_WANTED.get(kind, message).format(**item.get('ctx', {}))}"
+
+
+def location(parts: Sequence[str | int]) -> str:
+    """Where a value is, from pydantic's `loc`: `accelerators[0].zone`. A key with odd characters is quoted."""
+    place = ""
+    for part in parts:
+        if isinstance(part, int):
+            place += f"[{part}]"
+        else:
+            place += ("." if place else "") + shown(part)
+    return place
+
+
+def expected_one_of(name: str, known: Sequence[str], prefix: str = "") -> str:
+    """The end of a message about an unknown name: the known one (behind `prefix`) that it is close to, or all."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f", did you mean {prefix}{near[0]}?" if near else f", expected one of {', '.join(known)}"
+
+
+def shown(value: object) -> str:
+    """A value found, on one line: as it is written in YAML, or quoted where that would not show."""
+    text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    if not text.strip() or not text.isprintable():
+        text = ascii(value)
+    return text if len(text) <= 100 else f"{text[:90]}... ({len(text)} characters)"
