@@ -49,8 +49,9 @@ format: setup ## let ruff mend what it can
 bench: setup ## compare with peers in one run; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
-docs: setup ## write the table of settings into README.md
+docs: setup ## write the tables of settings: README.md, docs/configuration.md
 	PYTHONPATH=. $(BIN)/python docs/settings_table.py
+	PYTHONPATH=. $(BIN)/python docs/configuration_table.py
 
 lock: setup ## pin what the pinned packages need, after a change of requirements*.txt
 	$(UV_ENV) $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url \
