@@ -43,16 +43,14 @@ def cpu_pool(cpu_limit: int) -> dict[str, Any]:
     return _pool("cpu", requirements, {"cpu": str(cpu_limit)})
 
 
-def accelerator_pool(
-    section: settings.AcceleratorGroup, name: str, zone: str, labels: Mapping[str, str]
-) -> dict[str, Any]:
+def accelerator_pool(section: settings.AcceleratorGroup, node_class: str, labels: Mapping[str, str]) -> dict[str, Any]:
     """Spec of the NodePool for the nodes that a group's node group does not have, from `desired` to `max`."""
     requirements = [
         requirement("node.kubernetes.io/instance-type", section.instance_type),
         requirement("topology.k8s.aws/zone-id", section.zone),
         requirement("karpenter.sh/capacity-type", CAPACITY_TYPES[section.capacity]),
     ]
-    pool = _pool(name, requirements, {"nodes": str(section.max - section.desired)})
+    pool = _pool(node_class, requirements, {"nodes": str(section.max - section.desired)})
     pool["template"]["metadata"] = {"labels": dict(labels)}
     pool["template"]["spec"]["taints"] = [{"key": NEURON_TAINT.key, "effect": NEURON_TAINT.effect}]
     return pool
@@ -101,7 +99,6 @@ def node_class(
         "blockDeviceMappings": [
             {
                 "deviceName": "/dev/xvda",
-                "rootVolume": True,
                 "ebs": {
                     "volumeSize": f"{disk_gib}Gi",
                     "volumeType": "gp3",
