@@ -19,6 +19,7 @@ from conftest import SettingsMaker, TokenStoreMaker
 from processes import launch, losses_of, records_of, start, steps_of, until, weights_of
 
 from training.config import Settings
+from training.errors import RunFailed
 
 ROOT = Path(__file__).parents[2]
 Command = Callable[[Settings], subprocess.Popen[str]]
@@ -111,3 +112,41 @@ def test_a_run_that_keeps_failing_gives_up_with_one_line(
     assert "rank 0, step 2: " in errors
     assert "expected a finite number; the same command goes on from the last checkpoint" in errors
     assert "Traceback" not in errors
+
+
+def test_a_slow_embedded_ray_gets_more_than_one_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from training.launchers.ray import STARTS, connect
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    calls: list[str] = []
+
+    def init(failures: int) -> Callable[..., None]:
+        def start_ray(**_: Any) -> None:
+            calls.append("init")
+            if calls.count("init") <= failures:
+                raise Exception("The current node timed out during startup. More words.")
+
+        return start_ray
+
+    monkeypatch.setattr(ray, "shutdown", lambda: calls.append("shutdown"))
+    monkeypatch.setattr(ray, "init", init(STARTS - 1))
+    connect()
+    assert calls == [*["init", "shutdown"] * (STARTS - 1), "init"]
+
+    calls.clear()
+    monkeypatch.setattr(ray, "init", init(STARTS))
+    with pytest.raises(RunFailed, match=r"^Ray did not start on this machine in \d attempts \(The current node timed"):
+        connect()
+    assert calls == ["init", "shutdown"] * STARTS
+
+
+def test_a_wrong_ray_address_is_one_line(tmp_path: Path) -> None:
+    environment = {**os.environ, "RAY_ADDRESS": "nonsense"}
+    line = [sys.executable, "-m", "training", "precompile", "--preset", "tiny", "--launcher", "ray"]
+    line += ["--run.dir", str(tmp_path / "run")]
+    ended = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2
+    assert ended.stderr.startswith("error: RAY_ADDRESS: nonsense, expected the address of a running Ray")
+    assert ended.stderr.count("\n") == 1

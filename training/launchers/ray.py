@@ -14,17 +14,19 @@ from typing import Any
 
 from training.backends import World, backend_name, process_group
 from training.config import Settings
-from training.errors import RunFailed
+from training.errors import RunFailed, UserError
 from training.launchers import gave_up, record_failure, run_attempt
 from training.rundir import RunDir
 
 OBJECT_STORE_BYTES = 256 << 20  # of an embedded Ray: nothing large goes through it
+STARTS = 3  # of an embedded Ray: it gives its processes 30 s, which a machine that is busy or cold may not keep to
 
 
 def connect(workers: int = 1) -> None:
     """Connect this process to Ray: to the cluster of RAY_ADDRESS, else to one embedded in this process.
 
-    `workers`: processes that must find a CPU each. Does nothing when connected already.
+    `workers`: processes that must find a CPU each. Does nothing when connected already. Raises `UserError` where no
+    cluster answers at RAY_ADDRESS, and `RunFailed` where the embedded Ray does not start.
     """
     os.environ.setdefault("RAY_TRAIN_V2_ENABLED", "1")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -34,15 +36,29 @@ def connect(workers: int = 1) -> None:
     if ray.is_initialized():
         return
     if "RAY_ADDRESS" in os.environ:
-        ray.init(logging_level=logging.WARNING)
+        try:
+            ray.init(logging_level=logging.WARNING)
+        except (ConnectionError, ValueError) as error:
+            address, why = os.environ["RAY_ADDRESS"], str(error).strip().partition("\n")[0]
+            raise UserError(f"RAY_ADDRESS: {address}, expected the address of a running Ray ({why})") from None
         return
-    ray.init(
-        num_cpus=max(len(os.sched_getaffinity(0)), workers),
-        object_store_memory=OBJECT_STORE_BYTES,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    for attempt in range(1, STARTS + 1):
+        try:
+            ray.init(
+                num_cpus=max(len(os.sched_getaffinity(0)), workers),
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            return
+        except Exception as error:
+            if type(error) is not Exception:  # which is what Ray raises when its processes take their time
+                raise
+            ray.shutdown()
+            if attempt == STARTS:
+                why = str(error).strip().partition(". ")[0]
+                raise RunFailed(f"Ray did not start on this machine in {STARTS} attempts ({why})") from None
 
 
 def precompile_on_ray(settings: Settings) -> str:
