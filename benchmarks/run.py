@@ -70,7 +70,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     unit = f" {row['unit']}" if row.get("unit") else ""
     ours, peer = (f"{number(key)}{unit}" if row.get(key) is not None else "" for key in ("ours", "peer"))
     verdict = {True: "met", False: "**missed**", None: ""}[row.get("ok")]
-    return [row["name"], ours, peer, number("ratio"), row.get("spread", ""), row.get("goal", ""), verdict]
+    return [row["name"], ours, peer, number("ratio"), row.get("spread") or "", row.get("goal") or "", verdict]
 
 
 HEADER = ["what", "ours", "peer", "ratio", "spread", "goal", "verdict"]
