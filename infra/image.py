@@ -54,6 +54,7 @@ class TrainingImage(pulumi.ComponentResource):
             # Without a tag. Two builds of one content differ in their digests (times of files), and a registry of
             # immutable tags refuses the second: after an `up` that was interrupted between push and state, say. And an
             # image without a tag is not deleted by Pulumi, which would need credentials that have expired by then.
+            push=False,  # by tag, that is
             exports=[
                 docker_build.ExportArgs(
                     registry=docker_build.ExportRegistryArgs(
