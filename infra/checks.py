@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 RESERVED_TAGS = re.compile(
     r"project|stack|cost-centre|Name|eks:.*|kubernetes\.io/cluster.*|k8s\.io/cluster-autoscaler.*|karpenter\..*"
 )
+OTHER_GROUPS = ("core", "cpu")  # infra.nodes.CoreNodes, and the node pool that Karpenter adds
 GATED = "meta-llama/"  # Hub repositories whose licence must be accepted, so whose reader must say who it is
 AWS_RESERVES = 5  # addresses of every subnet
 
@@ -78,6 +79,8 @@ def bounds(nodes: stack.CoreNodes | stack.AcceleratorGroup) -> Iterator[str]:
 
 def accelerators(group: stack.AcceleratorGroup) -> Iterator[str]:
     """What the instance type lacks, and ways of buying that do not go together."""
+    if group.name in OTHER_GROUPS:
+        yield f"name: {group.name}, expected another: {' and '.join(OTHER_GROUPS)} are the groups of CPU nodes"
     if group.efa and not group.type.efa_interfaces:
         having = [name for name, kind in INSTANCE_TYPES.items() if kind.efa_interfaces]
         yield f"efa: true, expected false: {group.instance_type} has no EFA, {', '.join(having)} have"
@@ -113,7 +116,7 @@ def tags(given: dict[str, str]) -> Iterator[str]:
 
 
 def stack_name(name: str) -> Iterator[str]:
-    """Names are made from the stack's; 24 characters keep the longest of them, of a node group, within AWS' 63."""
+    """The cluster is llama-trainium-STACK: 24 characters leave room for names made from it, of which many end at 63."""
     if not re.fullmatch(r"[a-z]([a-z0-9-]{0,22}[a-z0-9])?", name):
         yield f"stack: {shown(name)}, expected at most 24 of a-z, 0-9 and -, a letter first and no - last"
 
