@@ -112,9 +112,10 @@ class Network(pulumi.ComponentResource):
         public = aws.ec2.RouteTable(
             f"{self._name}-public", vpc_id=self.vpc_id, tags=self._named("public"), opts=self._child
         )
-        self._default_route("public", public, after_gateway, gateway_id=gateway.id)
-        associations: list[pulumi.Resource] = [
-            self._associate(f"public-{zone}", subnet, public) for zone, subnet in self.public_subnets.items()
+        # The NAT gateway works once its own subnet's routes do.
+        ways: list[pulumi.Resource] = [
+            self._default_route("public", public, after_gateway, gateway_id=gateway.id),
+            *(self._associate(f"public-{zone}", subnet, public) for zone, subnet in self.public_subnets.items()),
         ]
 
         nats: dict[str, aws.ec2.NatGateway] = {}
@@ -133,7 +134,6 @@ class Network(pulumi.ComponentResource):
 
         # A table for each zone with one NAT gateway too: going to one per zone then only changes routes.
         self._tables = [public]
-        ways: list[pulumi.Resource] = []
         for zone in self._section.zones:
             table = aws.ec2.RouteTable(
                 f"{self._name}-private-{zone}",
@@ -146,8 +146,7 @@ class Network(pulumi.ComponentResource):
             ways.append(self._default_route(f"private-{zone}", table, self._child, nat_gateway_id=nat.id))
             ways.append(self._associate(f"private-{zone}", self.private_subnets[zone], table))
             ways.append(self._associate(f"pods-{zone}", self.pod_subnets[zone], table))
-        # The NAT gateway works once its own subnet's routes do.
-        return [*ways, *associations]
+        return ways
 
     def _default_route(
         self, name: str, table: aws.ec2.RouteTable, opts: pulumi.ResourceOptions, **target: pulumi.Input[str]
