@@ -239,7 +239,11 @@ class AcceleratorGroup(pulumi.ComponentResource):
         reserved = market = None
         if section.reservation_id:
             reserved = aws.ec2.LaunchTemplateCapacityReservationSpecificationArgs(
-                capacity_reservation_target={"capacity_reservation_id": section.reservation_id}
+                capacity_reservation_target=(
+                    aws.ec2.LaunchTemplateCapacityReservationSpecificationCapacityReservationTargetArgs(
+                        capacity_reservation_id=section.reservation_id
+                    )
+                )
             )
         if section.capacity == "capacity-block":
             market = aws.ec2.LaunchTemplateInstanceMarketOptionsArgs(market_type="capacity-block")
@@ -267,7 +271,7 @@ class AcceleratorGroup(pulumi.ComponentResource):
 
     def _make_node_template_tags(self) -> list[pulumi.Resource]:
         """The tags for scaling from zero, on the group's Auto Scaling group: EKS hands no tags on to it."""
-        scaling_group = self.node_group.resources.apply(lambda made: made[0].autoscaling_groups[0].name)
+        scaling_group = self.node_group.resources.apply(_scaling_group)
         return [
             aws.autoscaling.Tag(
                 f"{self._name}-{key.removeprefix(NODE_TEMPLATE).replace('/', '-')}",
@@ -277,3 +281,10 @@ class AcceleratorGroup(pulumi.ComponentResource):
             )
             for key, value in node_template(self.section, self.labels).items()
         ]
+
+
+def _scaling_group(made: Sequence[aws.eks.outputs.NodeGroupResource]) -> str:
+    """The name of the one Auto Scaling group that EKS makes for a node group."""
+    (group,) = made[0].autoscaling_groups or []
+    assert group.name
+    return group.name

@@ -83,10 +83,9 @@ class Karpenter(pulumi.ComponentResource):
             self._make_pool("cpu", spec, cpu_pool(core.cpu_limit), controller)
         for group in groups:
             if group.section.max > group.section.desired:
-                # The prefix keeps a group that a user calls "cpu" apart from the pool above.
-                pool = f"group-{group.section.name}"
+                pool = group.section.name  # settings refuse "cpu"
                 subnet = network.private_subnets[group.section.zone].id
-                spec = accelerator_class(group, profile.name, subnet, self._named(tags, group.section.name))
+                spec = accelerator_class(group, profile.name, subnet, self._named(tags, pool))
                 self._make_pool(pool, spec, accelerator_pool(group.section, pool, group.labels), controller)
         self.register_outputs({})
 

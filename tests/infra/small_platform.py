@@ -8,6 +8,8 @@ from typing import Any
 
 import pulumi
 import pulumi_aws as aws
+from base_platform import TAGS, ZONES
+from mocks import Recorded, run
 
 from infra.accelerators import AcceleratorGroup
 from infra.addons import AddOns
@@ -16,10 +18,6 @@ from infra.cluster import Cluster
 from infra.network import Network
 from infra.nodes import CoreNodes
 from infra.settings import Settings
-from tests.infra.mocks import Recorded, run
-
-TAGS = {"project": "llama-trainium", "stack": "dev", "cost-centre": "research"}
-ZONES = ["usw2-az4", "usw2-az3"]
 
 
 def group(instance_type: str = "trn1.32xlarge", **given: Any) -> dict[str, Any]:

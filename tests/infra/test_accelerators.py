@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
+from base_platform import TAGS
+from mocks import Recorded
+from small_platform import group, platform
 
 from infra.accelerators import instance_store_user_data, node_template
 from infra.settings import AcceleratorGroup
-from tests.infra.mocks import Recorded
-from tests.infra.small_platform import TAGS, group, platform
 
 # EFA interfaces, devices and cores of a node, as EC2's DescribeInstanceTypes has them.
 TYPES = {

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-
-from tests.infra.mocks import Recorded, Registered
-from tests.infra.small_platform import TAGS, group, platform
+from base_platform import TAGS
+from mocks import Recorded, Registered
+from small_platform import group, platform
 
 RELEASE = "kubernetes:helm.sh/v3:Release"
 CLASS, POOL = "kubernetes:karpenter.k8s.aws/v1:EC2NodeClass", "kubernetes:karpenter.sh/v1:NodePool"
@@ -17,13 +17,13 @@ ROLE_POLICY = "aws:iam/rolePolicy:RolePolicy"
 CLUSTER_GROUP = "sg-0c105e70000000000"
 
 
-def pool(made: Recorded, name: str = "group-trn1") -> dict[str, Any]:
+def pool(made: Recorded, name: str = "trn1") -> dict[str, Any]:
     """The spec of a NodePool."""
     found: dict[str, Any] = made.one(POOL, f"{name}-pool").inputs["spec"]
     return found
 
 
-def node_class(made: Recorded, name: str = "group-trn1") -> dict[str, Any]:
+def node_class(made: Recorded, name: str = "trn1") -> dict[str, Any]:
     """The spec of an EC2NodeClass."""
     found: dict[str, Any] = made.one(CLASS, f"{name}-class").inputs["spec"]
     return found
@@ -88,7 +88,7 @@ def test_karpenters_nodes_go_before_karpenter_and_all_they_stand_in_after() -> N
     assert made.waits_for(controller, crds)
     assert {each.name for each in made.of(POOL)} == {
         "autoscaler-karpenter-cpu-pool",
-        "autoscaler-karpenter-group-trn1-pool",
+        "autoscaler-karpenter-trn1-pool",
     }
     stands_in = [
         made.one("aws:iam/instanceProfile:InstanceProfile"),
@@ -104,7 +104,7 @@ def test_karpenters_nodes_go_before_karpenter_and_all_they_stand_in_after() -> N
         assert made.waits_for(each, own_class), "a class is deleted when the nodes of its pool are gone"
         assert made.waits_for(own_class, controller), "whose finalizers only the controller takes off"
         assert each.request.customTimeouts.delete == own_class.request.customTimeouts.delete == "40m"
-    trn1 = made.one(POOL, "group-trn1-pool")
+    trn1 = made.one(POOL, "trn1-pool")
     assert [each for each in stands_in if not made.waits_for(trn1, each)] == []
     # Not the managed nodes of the same group: both may come at the same time.
     assert not made.waits_for(trn1, made.one("aws:eks/nodeGroup:NodeGroup", "trn1-nodes"))
@@ -189,7 +189,7 @@ def test_karpenter_is_told_the_layout_of_interfaces_only_where_it_has_to_be() ->
 
 def test_karpenter_removes_only_empty_nodes() -> None:
     made = platform(autoscaler="karpenter")
-    for name in ("cpu", "group-trn1"):
+    for name in ("cpu", "trn1"):
         spec = pool(made, name)
         assert spec["disruption"]["consolidationPolicy"] == "WhenEmpty"
         assert spec["template"]["spec"]["expireAfter"] == "Never"
@@ -205,12 +205,7 @@ def test_cpu_nodes_are_bounded_and_in_every_zone() -> None:
     assert {each["id"] for each in node_class(made, "cpu")["subnetSelectorTerms"]} == subnets
     assert node_class(made, "cpu")["securityGroupSelectorTerms"] == [{"id": CLUSTER_GROUP}]
     none = platform(autoscaler="karpenter", core_nodes={"cpu_limit": 0})
-    assert [each.inputs["metadata"]["name"] for each in none.of(POOL)] == ["group-trn1"]
-
-
-def test_a_group_called_cpu_keeps_its_own_pool() -> None:
-    made = platform(group(name="cpu"), autoscaler="karpenter")
-    assert sorted(each.inputs["metadata"]["name"] for each in made.of(POOL)) == ["cpu", "group-cpu"]
+    assert [each.inputs["metadata"]["name"] for each in none.of(POOL)] == ["trn1"]
 
 
 @pytest.mark.parametrize("autoscaler", ["cluster-autoscaler", "karpenter"])

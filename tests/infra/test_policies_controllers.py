@@ -27,7 +27,7 @@ EC2 = "arn:aws:ec2:us-west-2:123456789012"
 ELB = "arn:aws:elasticloadbalancing:us-west-2:123456789012"
 OWNED = "kubernetes.io/cluster/llama-trainium-dev"
 TAGS = {f"aws:RequestTag/{OWNED}": "owned", "aws:RequestTag/eks:eks-cluster-name": PLACE.cluster}
-POOL = {"aws:RequestTag/karpenter.sh/nodepool": "group-trn1"}
+POOL = {"aws:RequestTag/karpenter.sh/nodepool": "trn1"}
 
 
 def allowed(policy: Policy, action: str, resource: str, context: dict[str, Any] | None = None) -> bool:
