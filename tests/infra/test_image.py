@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,32 @@ def test_everything_that_the_dockerfile_copies_is_in_the_context() -> None:
     for source in copied:
         assert (ROOT / source).exists(), source
         assert in_context(source), source
+
+
+def test_torch_and_numpy_stay_as_the_base_image_has_them(tmp_path: Path) -> None:
+    """Runs the Dockerfile's own step with a `python3` that lists a base image's packages and keeps what it is given."""
+    text = (ROOT / "training" / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "")
+    held = next(line for line in text.splitlines() if line.startswith("ARG HELD=")).removeprefix("ARG ")
+    step = next(line for line in text.splitlines() if line.startswith("RUN python3 -m pip list")).removeprefix("RUN ")
+    for name in ("requirements-training.txt", "constraints.txt"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    base = "numpy==2.1.3\ntorch==2.9.0+cpu\ntorch-neuronx==2.9.0.2.12\nneuronx-cc==2.23.1\npydantic==2.5.0\n"
+    (tmp_path / "base.txt").write_text(base)
+    fake = tmp_path / "python3"
+    fake.write_text(
+        '#!/bin/sh\ncase "$3" in list) cat base.txt;; install) cat "$5" > asked; cat "$7" > bounds;; esac\n'
+    )
+    fake.chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run(["sh", "-c", f"{held}; {step}"], cwd=tmp_path, env={"PATH": path}, check=True)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    bounds = (tmp_path / "bounds").read_text().splitlines()
+    names = {line.split("==")[0] for line in asked if "==" in line}
+    assert "pydantic" in names
+    assert not names & {"torch", "numpy"}
+    assert {line for line in bounds if line.startswith(("torch=", "numpy="))} == {"torch==2.9.0+cpu", "numpy==2.1.3"}
+    assert "torch-neuronx==2.9.0.2.12" in bounds
+    assert "pydantic==2.5.0" not in bounds
 
 
 def test_the_image_does_not_run_as_root() -> None:
