@@ -12,7 +12,7 @@ LAUNCHER ?= ray
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-engine lint format bench docs lock clean
+.PHONY: help setup run test test-engine lint format bench docs architecture lock clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ bench: setup ## compare with peers in one run; writes benchmarks/RESULTS.md
 docs: setup ## write the tables of settings: README.md, docs/configuration.md
 	PYTHONPATH=. $(BIN)/python docs/settings_table.py
 	PYTHONPATH=. $(BIN)/python docs/configuration_table.py
+
+architecture: setup ## draw docs/images/architecture.svg from the program's own graph
+	$(BIN)/python docs/architecture_picture.py
 
 lock: setup ## pin what the pinned packages need, after a change of requirements*.txt
 	$(UV_ENV) $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header --no-emit-index-url \

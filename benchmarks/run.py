@@ -44,6 +44,7 @@ BENCHMARKS = {
     "loader": "token store to batches: tokens a second, larger is better",
     "checkpoint_stall": "seconds that a checkpoint holds training up, smaller ratios are better",
     "startup": "seconds from the start of a process to its first work, smaller ratios are better",
+    "program": "seconds that the Pulumi program takes to evaluate, smaller is better",
     "gpu": "training on one large GPU: tokens a second and share of the bf16 peak, larger is better",
 }
 PACKAGES = ("torch", "transformers", "ray", "datasets", "tokenizers", "gigatoken", "megatron-core", "numpy")

@@ -25,6 +25,7 @@ STACKS = sorted(path.name.removeprefix("Pulumi.").removesuffix(".yaml") for path
 # Whole packages that the stand-in answers for. pulumi-eks is always the real one: what it makes is what we test.
 PACKAGES = ("aws", "docker-build", "kubernetes")
 PASSPHRASE = "engine"
+TOKEN = "hf_secret_of_the_engine_tests"
 
 
 def missing() -> str | None:
@@ -102,6 +103,7 @@ class Stack:
             **(env or {}),
         }
         self.run("stack", "init", name).ok()
+        self.run("config", "set", "--secret", "huggingFaceToken", TOKEN, "--stack", name).ok()
 
     def run(self, *args: str) -> Run:
         """`pulumi ARGS` in the project."""

@@ -30,8 +30,8 @@ def cloud() -> Cloud:
     return Cloud(refusals=refusals)
 
 
-def make(cloud: Cloud, kind: str, name: str = "x", **inputs: Any) -> Resource:
-    return cloud.create(f"urn:pulumi:dev::llama-trainium::{kind}::{name}", kind, inputs)
+def make(cloud: Cloud, kind: str, label: str = "x", /, **inputs: Any) -> Resource:
+    return cloud.create(f"urn:pulumi:dev::llama-trainium::{kind}::{label}", kind, inputs)
 
 
 def drop(cloud: Cloud, resource: Resource) -> None:

@@ -7,13 +7,14 @@ ENGINE_FAULTS=all injects a fault into every resource in turn (default: one of e
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
 from collections.abc import Callable
 
 import pytest
-from stack import PACKAGES, STACKS, Stack, missing
+from stack import PACKAGES, STACKS, TOKEN, Stack, missing
 
 pytestmark = [pytest.mark.skipif(missing() is not None, reason=str(missing())), pytest.mark.timeout(7200)]
 
@@ -30,6 +31,7 @@ def test_a_stack_comes_up_stays_and_goes(name: str, new_stack: NewStack, figure:
     up = stack.up().ok()
     resources = stack.resources()
     assert stack.owned() == set(stack.cloud.live), "the state holds all that was made, and nothing else"
+    assert TOKEN not in json.dumps(resources), "a secret stays encrypted in the state"
     made = len(stack.cloud.events)
 
     again = stack.up("--expect-no-changes").ok()
