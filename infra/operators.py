@@ -98,11 +98,13 @@ class Operators(pulumi.ComponentResource):
         )
         # Both operators watch PodGroups from their start: without Volcano's definitions they do not become ready.
         after_volcano = pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(depends_on=[volcano]))
+        ray_resources = _resources("100m", "256Mi", "512Mi")
+        ray_resources["limits"]["cpu"] = "1"  # the chart has a limit of its own, a tenth of this
         ray = release(
             f"{name}-kuberay",
             KUBERAY,
             # `name` and not `enabled`: the operator refuses both at once, and the second is on its way out.
-            {"batchScheduler": {"name": "volcano"}, "resources": _resources("100m", "256Mi", "512Mi")},
+            {"batchScheduler": {"name": "volcano"}, "resources": ray_resources},
             ray_namespace.metadata.name,
             mirror,
             after_volcano,
