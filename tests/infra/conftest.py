@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 from base_platform import ZONES, build_base
-from mocks import Recorded, run
+from mocks import PROJECT, ROOT, Recorded, load_stack, run, run_program
 
 from infra import settings
+
+STACKS = sorted(path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml"))
+SECRETS = {f"{PROJECT}:huggingFaceToken": "hf_" + "x" * 34}
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +20,22 @@ def base() -> Recorded:
         build_base(settings.Network(zones=ZONES, flow_logs=True))
 
     return run(program)
+
+
+@pytest.fixture(scope="session", params=STACKS)
+def stack(request: pytest.FixtureRequest) -> Recorded:
+    """What __main__.py registers for a stack file, for each of them."""
+    return run_program(load_stack(request.param), SECRETS, request.param)
+
+
+@pytest.fixture(scope="session")
+def everything() -> Recorded:
+    """What __main__.py registers for the smallest stack with everything switched on."""
+    more = {
+        "autoscaler": "karpenter",
+        "cluster": {"loadBalancerController": True},
+        "network": {"zones": ["usw2-az4", "usw2-az1"], "nat": "per-zone", "flowLogs": True},
+        "neuron": {"nodeProblemDetector": True, "nodeRecovery": True},
+    }
+    changed = {f"{PROJECT}:{key}": value for key, value in more.items()}
+    return run_program({**load_stack("dev"), **changed}, SECRETS, "dev")

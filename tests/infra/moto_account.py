@@ -33,18 +33,19 @@ NETWORK = ("vpc", "subnet", "route", "securityGroup", "internetGateway", "natGat
 class Account:
     """An account of moto's in one region."""
 
-    def __init__(self, region: str) -> None:
-        self.region = region
+    def __init__(self, region: str, aws_policies: bool = False) -> None:
+        """Policies that AWS manages are attached only where moto was told to load them (`aws_policies`)."""
+        self.region, self.aws_policies = region, aws_policies
         self.real: dict[str, str] = {}
         """Ids and ARNs of the tests' engine -> moto's."""
-        self.client = cache(lambda service: boto3.client(service, region_name=region))
+        self.client = cache(lambda service: boto3.client(service, region_name=self.region))
 
     def create(self, resources: Recorded | Iterable[Registered]) -> list[Registered]:
         """Create all resources that have a translator, in the order of the program; gives them back."""
         created = []
         for resource in resources:
             translate = TRANSLATORS.get(resource.type)
-            if translate is None:
+            if translate is None or (translate is _attachment and not self.aws_policies):
                 continue
             try:
                 made = translate(self, self._with_real_ids(resource.inputs), resource)
