@@ -65,9 +65,10 @@ class Cluster(pulumi.ComponentResource):
             )
         for arn in section.admins:
             self._make_admin(arn)
+        kubeconfig: pulumi.Output[str] = pulumi.Output.secret(self.eks.kubeconfig_json)
         self.k8s = pulumi_kubernetes.Provider(
             f"{name}-k8s",
-            kubeconfig=pulumi.Output.secret(self.eks.kubeconfig_json),
+            kubeconfig=kubeconfig,
             enable_server_side_apply=True,
             # A cluster out of reach is mostly a network that is, or a private endpoint seen from outside. Dropping its
             # objects from the state would leave behind the load balancers and nodes that controllers made for them.

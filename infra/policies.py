@@ -101,7 +101,7 @@ def vpc_cni(place: Place, vpc_arn: str, pod_subnet_arns: Sequence[str]) -> Polic
     The calls are those of https://github.com/aws/amazon-vpc-cni-k8s/blob/master/docs/iam-policy.md, narrowed from every
     interface of the account to those of this VPC.
     """
-    interfaces = place.arn("ec2", "network-interface/*")
+    interfaces, groups = place.arn("ec2", "network-interface/*"), place.arn("ec2", "security-group/*")
     in_vpc = {"ArnEquals": {"ec2:Vpc": vpc_arn}}
     return document(
         [
@@ -116,12 +116,10 @@ def vpc_cni(place: Place, vpc_arn: str, pod_subnet_arns: Sequence[str]) -> Polic
                 ],
                 "*",
             ),
-            # The subnets bound where an interface can be made. The security group is the cluster's own, which EKS makes
-            # later than this policy, and the interface does not exist yet.
-            allow(
-                ["ec2:CreateNetworkInterface"],
-                [*pod_subnet_arns, place.arn("ec2", "security-group/*"), interfaces],
-            ),
+            # The subnets say where an interface can be made; it does not exist yet, so nothing is known of it. The
+            # security group is the cluster's own, which EKS makes later than this policy.
+            allow(["ec2:CreateNetworkInterface"], [*pod_subnet_arns, interfaces]),
+            allow(["ec2:CreateNetworkInterface"], [groups], in_vpc),
             # On starting, the agent also tags the interfaces that came with the node.
             allow(["ec2:CreateTags"], [interfaces]),
             allow(
@@ -136,15 +134,17 @@ def vpc_cni(place: Place, vpc_arn: str, pod_subnet_arns: Sequence[str]) -> Polic
                 [interfaces],
                 in_vpc,
             ),
-            # These name the other end too, and neither an instance nor a security group has the VPC as a condition.
+            # These name the other end too: a node of the cluster, which EKS and Karpenter tag so, or a security group.
             allow(
                 [
                     "ec2:AttachNetworkInterface",
                     "ec2:DetachNetworkInterface",
                     "ec2:ModifyNetworkInterfaceAttribute",
                 ],
-                [place.arn("ec2", "instance/*"), place.arn("ec2", "security-group/*")],
+                [place.arn("ec2", "instance/*")],
+                {"StringEquals": {f"aws:ResourceTag/kubernetes.io/cluster/{place.cluster}": "owned"}},
             ),
+            allow(["ec2:ModifyNetworkInterfaceAttribute"], [groups], in_vpc),
         ]
     )
 
