@@ -1,4 +1,4 @@
-"""What workloads are handed: a cluster, its nodes, an image, a volume. Whoever made them (infra/, or a laptop) fills this in.
+"""What workloads are handed: a cluster, its nodes, an image, a volume. Who made them (infra/, a laptop) fills it in.
 
 Platform(provider, image=..., volume=VolumeSource(host_path="/srv/llama"), workers=NodeShape(...), core=NodeShape(...))
 """
