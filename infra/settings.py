@@ -20,6 +20,7 @@ from infra import checks, stack_config, values
 from infra.catalog import INSTANCE_TYPES, InstanceType
 from training.config import Settings as TrainingSettings
 from training.errors import UserError
+from training.messages import Mistakes
 
 PROJECT = "llama-trainium"
 
@@ -61,7 +62,7 @@ class Network(Section):
 
     @model_validator(mode="after")
     def _ranges(self) -> Network:
-        values.Mistakes.raise_any(checks.network(self))
+        Mistakes.raise_any(checks.network(self))
         return self
 
 
@@ -86,7 +87,7 @@ class Cluster(Section):
 
     @model_validator(mode="after")
     def _access(self) -> Cluster:
-        values.Mistakes.raise_any(checks.public_access(self))
+        Mistakes.raise_any(checks.public_access(self))
         return self
 
 
@@ -104,7 +105,7 @@ class CoreNodes(Section):
 
     @model_validator(mode="after")
     def _bounds(self) -> CoreNodes:
-        values.Mistakes.raise_any(checks.bounds(self))
+        Mistakes.raise_any(checks.bounds(self))
         return self
 
 
@@ -145,7 +146,7 @@ class AcceleratorGroup(Section):
 
     @model_validator(mode="after")
     def _fits_the_type(self) -> AcceleratorGroup:
-        values.Mistakes.raise_any([*checks.bounds(self), *checks.accelerators(self)])
+        Mistakes.raise_any([*checks.bounds(self), *checks.accelerators(self)])
         return self
 
 
@@ -180,7 +181,7 @@ class Image(Section):
 
     @model_validator(mode="after")
     def _built_or_not(self) -> Image:
-        values.Mistakes.raise_any(checks.image(self))
+        Mistakes.raise_any(checks.image(self))
         return self
 
 
@@ -203,7 +204,7 @@ class Neuron(Section):
     @model_validator(mode="after")
     def _recovery_needs_the_detector(self) -> Neuron:
         if self.node_recovery and not self.node_problem_detector:
-            raise values.Mistakes(["nodeRecovery: true, expected nodeProblemDetector true with it, which it acts on"])
+            raise Mistakes(["nodeRecovery: true, expected nodeProblemDetector true with it, which it acts on"])
         return self
 
 
@@ -249,7 +250,7 @@ class Settings(Section):
     @field_validator("tags")
     @classmethod
     def _tags_that_aws_takes(cls, value: dict[str, str]) -> dict[str, str]:
-        values.Mistakes.raise_any(checks.tags(value))
+        Mistakes.raise_any(checks.tags(value))
         return value
 
     @property

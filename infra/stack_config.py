@@ -14,8 +14,7 @@ from pulumi.runtime.config import CONFIG, get_config_env, is_config_secret
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from infra.values import Mistakes
-from training.messages import expected_one_of, explain, location
+from training.messages import Mistakes, expected_one_of, explain, location
 
 Loc = tuple[int | str, ...]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Network
 from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from infra.catalog import INSTANCE_TYPES, REGIONS
 from infra.versions import KUBERNETES_VERSIONS
-from training.messages import expected_one_of
+from training.messages import expected_one_of, matching
 
 T = TypeVar("T")
 
@@ -53,20 +53,6 @@ LOG_RETENTION_DAYS = (
 """What CloudWatch's PutRetentionPolicy takes."""
 
 
-class Mistakes(ValueError):
-    """Several mistakes within one group of settings, each a line that begins with the key inside that group."""
-
-    def __init__(self, lines: list[str]) -> None:
-        super().__init__("\n".join(lines))
-        self.lines = lines
-
-    @classmethod
-    def raise_any(cls, lines: Iterable[str]) -> None:
-        """Raise when there is a line."""
-        if found := list(lines):
-            raise cls(found)
-
-
 def not_shown(message: str) -> PydanticCustomError:
     """An error whose message stands without the value, which may hold a secret."""
     return PydanticCustomError("not_shown", "{message}", {"message": message})
@@ -98,15 +84,6 @@ def _cidr(value: object) -> object:
     if str(network) != value:
         raise ValueError(f"expected {network}: a network begins where its prefix ends")
     return network
-
-
-def _matches(pattern: str, wanted: str, flags: re.RegexFlag = re.ASCII) -> Callable[[str], str]:
-    def check(value: str) -> str:
-        if not re.fullmatch(pattern, value, flags):
-            raise ValueError(f"expected {wanted}")
-        return value
-
-    return check
 
 
 def _one_of(values: Sequence[T]) -> Callable[[T], T]:
@@ -178,16 +155,16 @@ Mirror = Annotated[str, AfterValidator(_mirror)]
 GroupName = Annotated[
     str,
     AfterValidator(
-        _matches(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?", "at most 20 of a-z, 0-9 and -, a letter first and no - last")
+        matching(r"[a-z]([a-z0-9-]{0,18}[a-z0-9])?", "at most 20 of a-z, 0-9 and -, a letter first and no - last")
     ),
 ]
 ReservationId = Annotated[
-    str, AfterValidator(_matches(r"cr-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as cr-0123456789abcdef0"))
+    str, AfterValidator(matching(r"cr-([0-9a-f]{8}|[0-9a-f]{17})", "an id such as cr-0123456789abcdef0"))
 ]
 Admin = Annotated[
     str,
     AfterValidator(
-        _matches(
+        matching(
             r"arn:aws:iam::\d{12}:(role|user)/[\w+=,.@/-]{1,512}",
             "the ARN of an IAM role or user, such as arn:aws:iam::123456789012:role/Admin",
         )
@@ -196,13 +173,13 @@ Admin = Annotated[
 ByDigest = Annotated[
     str,
     AfterValidator(
-        _matches(r"[a-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}", "a reference by digest: REGISTRY/NAME@sha256:...")
+        matching(r"[a-z0-9][\w.:/-]*@sha256:[0-9a-f]{64}", "a reference by digest: REGISTRY/NAME@sha256:...")
     ),
 ]
 ByTag = Annotated[
     str,
     AfterValidator(
-        _matches(
+        matching(
             r"[a-z0-9][\w./-]*(:\d+/[\w./-]+)?(:(?!latest$)[\w.-]+|(:[\w.-]+)?@sha256:[0-9a-f]{64})",
             "a reference with a tag other than latest, or with a digest",
         )
@@ -211,7 +188,7 @@ ByTag = Annotated[
 TagValue = Annotated[
     str,
     AfterValidator(
-        _matches(r"[\w .:/=+@-]{0,256}", "at most 256 letters, digits, spaces and _.:/=+-@, as AWS takes", re.UNICODE)
+        matching(r"[\w .:/=+@-]{0,256}", "at most 256 letters, digits, spaces and _.:/=+-@, as AWS takes", re.UNICODE)
     ),
 ]
 Token = Annotated[SecretStr, AfterValidator(_token)]

@@ -7,7 +7,8 @@ Both readers of settings use these words: training.config (`train.steps: x, expe
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 _WANTED = {
@@ -28,6 +29,31 @@ _WANTED = {
     "too_long": "at most {max_length} of them",
     "model": "a group of `key: value` lines",
 }
+
+
+class Mistakes(ValueError):
+    """Several mistakes within one group of settings, each a line that begins with the key inside that group."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+    @classmethod
+    def raise_any(cls, lines: Iterable[str]) -> None:
+        """Raise when there is a line."""
+        if found := list(lines):
+            raise cls(found)
+
+
+def matching(pattern: str, wanted: str, flags: re.RegexFlag = re.ASCII) -> Callable[[str], str]:
+    """A validator of text that matches all of `pattern`; `wanted` are the words that refuse the rest."""
+
+    def check(value: str) -> str:
+        if not re.fullmatch(pattern, value, flags):
+            raise ValueError(f"expected {wanted}")
+        return value
+
+    return check
 
 
 def explain(key: str, item: Any) -> str:
