@@ -1,0 +1,63 @@
+"""What the pods of a stage ask for: the stack's `workloads.resources`, else shares of the nodes they are meant for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from workloads.platform import NodeShape
+from workloads.settings import Pod, StageName, Workloads
+
+NEURON = "aws.amazon.com/neuron"
+EFA = "vpc.amazonaws.com/efa"
+
+HEAD_SHARE = 0.25
+PREPARE_SHARE = 0.5
+"""Of a core node: the rest is for the operators, the add-ons and the head that runs beside it."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one pod asks for."""
+
+    cpu: float
+    memory_gib: float
+    devices: Mapping[str, int] = field(default_factory=dict)
+    """Extended resources by Kubernetes' name."""
+
+    def resources(self) -> dict[str, str]:
+        """As Kubernetes writes it, for `requests` and `limits`."""
+        return {
+            "cpu": f"{round(self.cpu * 1000)}m",
+            "memory": f"{round(self.memory_gib * 1024)}Mi",
+            **{name: str(count) for name, count in self.devices.items()},
+        }
+
+
+def head_size(settings: Workloads, core: NodeShape) -> Size:
+    """Ray's head, or MPI's launcher: neither works, and memory grows with the number of workers it knows."""
+    return _share(settings.resources.head, core, HEAD_SHARE)
+
+
+def prepare_size(settings: Workloads, core: NodeShape) -> Size:
+    """Data preparation, which uses every CPU that it is given."""
+    return _share(settings.resources.prepare, core, PREPARE_SHARE)
+
+
+def worker_size(settings: Workloads, workers: NodeShape) -> Size:
+    """A worker pod, which has its node to itself: all devices, and what the node can give."""
+    asked = _share(settings.resources.worker, workers, 1)
+    devices = {name: count for name, count in ((NEURON, workers.neuron), (EFA, workers.efa)) if count}
+    return Size(asked.cpu, asked.memory_gib, devices)
+
+
+def gang_sizes(settings: Workloads, stage: StageName, nodes: int, core: NodeShape, workers: NodeShape) -> list[Size]:
+    """All pods of a stage that are placed together: `nodes` workers and their head, or those of the preparation."""
+    head = head_size(settings, core)
+    if stage == "prepare":
+        return [head, prepare_size(settings, core)]
+    return [head, *[worker_size(settings, workers)] * nodes]
+
+
+def _share(asked: Pod, node: NodeShape, share: float) -> Size:
+    return Size(asked.cpu or node.vcpus * share, asked.memory_gib or node.memory_gib * share)
