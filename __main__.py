@@ -13,15 +13,16 @@ from infra.ingress import LoadBalancerController
 from infra.network import Network
 from infra.nodes import CoreNodes
 from infra.operators import Operators
-from infra.settings import read_settings
 from infra.storage import SharedStorage
+from stack_settings import AwsStack, read_stack
 from training.errors import UserError
 
 stack = pulumi.get_stack()
 try:
-    settings = read_settings(pulumi.Config(), stack)
+    settings = read_stack(pulumi.Config(), stack)
 except UserError as error:
     raise pulumi.RunError(str(error)) from None
+assert isinstance(settings, AwsStack)
 
 tags = settings.all_tags(stack)
 provider = aws.Provider("aws", region=settings.region, default_tags=aws.ProviderDefaultTagsArgs(tags=tags))

@@ -17,10 +17,11 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import settings
+from infra.catalog import GROUP_LABEL, NEURON_KEY
 from infra.cluster import Cluster
 from infra.iam import Role
 from infra.network import Network, cluster_name
-from infra.nodes import GROUP_LABEL, metadata_options, root_volume, tag_specifications
+from infra.nodes import metadata_options, root_volume, tag_specifications
 from infra.versions import AMI_RELEASE
 
 
@@ -37,7 +38,7 @@ class Taint:
         return {"NoSchedule": "NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}[self.effect]
 
 
-NEURON_TAINT = Taint("aws.amazon.com/neuron", "NoSchedule")
+NEURON_TAINT = Taint(NEURON_KEY, "NoSchedule")
 """Keeps everything off these nodes that does not ask for them."""
 
 FSX_TAINT = Taint("fsx.csi.aws.com/agent-not-ready", "NoExecute")

@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+GROUP_LABEL = "llama-trainium/group"
+"""Label of every node with the name of its group; the core nodes' is `core`."""
+
+NEURON_KEY = "aws.amazon.com/neuron"
+"""Key of the taint of Trainium nodes, and Kubernetes' name of their devices."""
+
 
 @dataclass(frozen=True)
 class InstanceType:
@@ -52,6 +58,23 @@ REGIONS = (
     "eu-north-1",
 )
 """Regions with Trainium. Which type is in which zone differs and changes; docs/operations.md has the command to ask."""
+
+
+_GIB_PER_VCPU = {"c": 2, "m": 4, "t": 4, "r": 8, "x": 16}
+_SMALL = {"nano": (2, 0), "micro": (2, 1), "small": (2, 2), "medium": (1, 2), "large": (2, 0), "xlarge": (4, 0)}
+
+
+def cpu_node(instance_type: str) -> tuple[int, int]:
+    """vCPUs and memory (GiB) of an x86 type, by EC2's rule of names: m7i.4xlarge has 4 x 4 vCPUs of 4 GiB each.
+
+    Where the rule does not say it, rather too little than too much: 2 GiB a vCPU, and 48 vCPUs for `metal`, the fewest
+    that any has.
+    """
+    family, _, size = instance_type.partition(".")
+    size = size.removeprefix("metal-")
+    times = re.fullmatch(r"(\d+)xlarge", size)
+    vcpus, memory = (4 * int(times[1]), 0) if times else _SMALL.get(size, (48, 0))
+    return vcpus, memory or vcpus * _GIB_PER_VCPU.get(re.split(r"\d", family)[0], 2)
 
 
 def zone_prefix(region: str) -> str:

@@ -10,12 +10,10 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network, collapse_addresses
 from typing import TYPE_CHECKING, Any
 
+from infra import run_settings
 from infra.catalog import INSTANCE_TYPES, is_zone_of, zone_prefix
 from infra.subnets import MAX_ZONES, SERVICE_CIDR, pod_subnet_cidrs, subnet_cidrs
 from infra.values import CARRIER_RANGE, private_range
-from training.config import PRESETS, parse_settings, preset_names, read_yaml
-from training.config import Settings as TrainingSettings
-from training.errors import UserError
 from training.messages import expected_one_of, shown
 
 if TYPE_CHECKING:
@@ -26,7 +24,6 @@ RESERVED_TAGS = re.compile(
     r"project|stack|cost-centre|Name|eks:.*|kubernetes\.io/cluster.*|k8s\.io/cluster-autoscaler.*|karpenter\..*"
 )
 OTHER_GROUPS = ("core", "cpu")  # infra.nodes.CoreNodes, and the node pool that Karpenter adds
-GATED = "meta-llama/"  # Hub repositories whose licence must be accepted, so whose reader must say who it is
 AWS_RESERVES = 5  # addresses of every subnet
 
 
@@ -151,23 +148,8 @@ def together(settings: stack.Settings) -> Iterator[str]:
     yield from _training(settings)
 
 
-def training_settings(settings: stack.Settings) -> TrainingSettings:
-    """Preset, changes, and what follows from the nodes. Raises `UserError`."""
-    values = read_yaml(PRESETS / f"{settings.training.preset}.yaml")
-    for section, keys in settings.training.settings.items():
-        values[section] = values.get(section, {}) | keys
-    workers = settings.training.nodes * settings.training_group.type.cores
-    values["parallel"] = values.get("parallel", {}) | {"workers": workers}
-    values["run"] = values.get("run", {}) | {"backend": "neuron"}
-    return parse_settings(values)
-
-
 def _training(settings: stack.Settings) -> Iterator[str]:
     training, group = settings.training, settings.training_group
-    given = training.settings
-    if training.preset not in preset_names():
-        yield f"training.preset: {shown(training.preset)}{expected_one_of(training.preset, preset_names())}"
-        return
     if group.name != training.group:
         names = [known.name for known in settings.accelerators]
         yield f"training.group: {shown(training.group)}{expected_one_of(training.group, names)}"
@@ -176,26 +158,13 @@ def _training(settings: stack.Settings) -> Iterator[str]:
         yield f"training.nodes: {training.nodes}, expected at most {group.max}, the max of group {group.name}"
         return
     cores = f"the {group.type.cores} cores of one {group.instance_type}"
-    for section, key, instead in (("parallel", "workers", f"nodes x {cores}"), ("run", "backend", "neuron")):
-        if key in given.get(section, {}):
-            found = shown(given[section][key])
-            yield f"training.settings.{section}.{key}: {found}, expected none: a stack has {instead}"
-    size = _whole(given.get("parallel", {}).get("tensor_parallel_size"))
+    size = _whole(training.settings.get("parallel", {}).get("tensor_parallel_size"))
     if size > 0 and group.type.cores % size:
         yield f"training.settings.parallel.tensor_parallel_size: {size}, expected a divisor of {cores}"
         return
-    try:
-        data = training_settings(settings).data
-    except UserError as error:
-        yield from (f"training.settings.{line}" for line in str(error).split("\n"))
-        return
-    named = {"tokenizer": data.tokenizer, "source": data.source.removeprefix("hub:")}
-    for key, name in named.items():
-        if name.startswith(GATED) and settings.hugging_face_token is None:
-            yield (
-                f"huggingFaceToken: missing, expected a secret (pulumi config set --secret huggingFaceToken): "
-                f"data.{key} {shown(name)} is gated"
-            )
+    workers = training.nodes * group.type.cores
+    has_token = settings.hugging_face_token is not None
+    yield from run_settings.mistakes(training, workers, "neuron", f"nodes x {cores}", has_token)
 
 
 def _whole(value: Any) -> int:

@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import settings
+from infra.catalog import GROUP_LABEL
 from infra.cluster import Cluster
 from infra.iam import Role
 from infra.network import Network, cluster_name
@@ -17,9 +18,6 @@ from infra.versions import AMI_RELEASE
 # Only the host itself reaches the instance's metadata, so that no pod gets the node's credentials: pods have roles of
 # their own through Pod Identity. The CSI drivers' agents ask the Kubernetes API when the metadata are out of reach.
 IMDS_HOP_LIMIT = 1
-
-GROUP_LABEL = "llama-trainium/group"
-"""Label of every node with the name of its group; the core nodes' is `core`."""
 
 
 def metadata_options() -> aws.ec2.LaunchTemplateMetadataOptionsArgs:

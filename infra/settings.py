@@ -1,9 +1,8 @@
-"""Every setting of a stack, read once from Pulumi's config and refused before any resource is registered.
+"""Every setting of the platform on AWS, refused in preview where it is wrong, before any resource is registered.
 
-    settings = read_settings(pulumi.Config(), pulumi.get_stack())
-
-Keys are camelCase in `Pulumi.<stack>.yaml` under the project's name (`llama-trainium:network`), snake_case here. The
-training settings (`llama-trainium:training`) are those of `training.config`, the one schema of both readers.
+`stack_settings` reads them from Pulumi's config, together with those of the workloads. Keys are camelCase in
+`Pulumi.<stack>.yaml` under the project's name (`llama-trainium:network`), snake_case here. The training settings
+(`llama-trainium:training`) are those of `training.config`, the one schema of both readers.
 docs/configuration.md is generated from these classes (`make docs`).
 """
 
@@ -12,14 +11,12 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 from typing import Annotated, Any, Literal
 
-import pulumi
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
-from infra import checks, stack_config, values
+from infra import checks, run_settings, values
 from infra.catalog import INSTANCE_TYPES, InstanceType
 from training.config import Settings as TrainingSettings
-from training.errors import UserError
 from training.messages import Mistakes
 
 PROJECT = "llama-trainium"
@@ -264,7 +261,8 @@ class Settings(Section):
 
     def training_settings(self) -> TrainingSettings:
         """The settings of the run: preset, changes, one worker per core of its nodes. Raises `UserError`."""
-        return checks.training_settings(self)
+        workers = self.training.nodes * self.training_group.type.cores
+        return run_settings.run_settings(self.training, workers, "neuron")
 
     def with_derived(self) -> Settings:
         """The same settings with nothing left empty that another setting answers: zones, EFA, who trains."""
@@ -278,23 +276,3 @@ class Settings(Section):
         )
         storage = self.storage.model_copy(update={"zone": self.storage.zone or trains.zone})
         return self.model_copy(update={"accelerators": groups, "training": training, "storage": storage})
-
-
-SECRETS = ("huggingFaceToken",)
-"""Keys whose values are Pulumi secrets, and the only ones: a secret anywhere else would end in plain state."""
-
-
-def read_settings(config: pulumi.Config, stack: str) -> Settings:
-    """The settings of the stack. Raises `UserError` with one line per mistake; none shows the value of a secret."""
-    given, refused = stack_config.read(config, Settings, SECRETS)
-    prefix = f"{config.name}:"
-    lines = [*refused.values(), *checks.stack_name(stack)]
-    try:
-        settings = Settings.model_validate(given, by_alias=True, by_name=False).with_derived()
-    except ValidationError as error:
-        lines += stack_config.explained(error, Settings, prefix, refused, SECRETS)
-    else:
-        lines += [prefix + line for line in checks.together(settings)]
-    if lines:
-        raise UserError("\n".join(dict.fromkeys(lines)))
-    return settings

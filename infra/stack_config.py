@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Collection, Mapping
-from typing import Any, get_args, get_origin
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar, get_args, get_origin
 
 import pulumi
 import yaml
@@ -14,9 +14,39 @@ from pulumi.runtime.config import CONFIG, get_config_env, is_config_secret
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from training.errors import UserError
 from training.messages import Mistakes, expected_one_of, explain, location
 
+M = TypeVar("M", bound=BaseModel)
 Loc = tuple[int | str, ...]
+
+
+def read_settings(
+    config: pulumi.Config,
+    model: type[M],
+    secrets: Collection[str],
+    lines_before: Iterable[str],
+    derive: Callable[[M], M],
+    mistakes: Callable[[M], Iterable[str]],
+) -> M:
+    """The settings of a stack as `model` has them, `derive`d. Raises `UserError` with one line per mistake.
+
+    `secrets` are the keys whose values must be Pulumi secrets, and the only ones whose values may be: anywhere else a
+    secret would end in plain state. No line shows the value of one. `mistakes` finds what no single group of settings
+    can tell; its lines begin with a key. `lines_before` are mistakes that are none of the config.
+    """
+    given, refused = read(config, model, secrets)
+    prefix = f"{config.name}:"
+    lines = [*refused.values(), *lines_before]
+    try:
+        settings = derive(model.model_validate(given, by_alias=True, by_name=False))
+    except ValidationError as error:
+        lines += explained(error, model, prefix, refused, secrets)
+    else:
+        lines += [prefix + line for line in mistakes(settings)]
+    if lines:
+        raise UserError("\n".join(dict.fromkeys(lines)))
+    return settings
 
 
 def read(

@@ -12,9 +12,10 @@ pydantic and PyYAML only.
 from __future__ import annotations
 
 import os
+import types
 import unicodedata
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -30,6 +31,15 @@ Count = Annotated[int, Field(le=2**31 - 1)]  # of anything: more is a slip of th
 _NOT_TEXT = {"Cc", "Cs", "Zl", "Zp"}  # Unicode's control characters, halves of characters, ends of lines
 
 
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a field may hold: int and None for `int | None`."""
+    if hasattr(annotation, "__metadata__"):  # Annotated, inside a union
+        return _kinds(annotation.__origin__)
+    if get_origin(annotation) in (Union, types.UnionType):
+        return {kind for part in get_args(annotation) for kind in _kinds(part)}
+    return {annotation} if isinstance(annotation, type) else set()
+
+
 class Section(BaseModel):
     """A group of settings: unknown keys are errors, values never change once read."""
 
@@ -40,7 +50,7 @@ class Section(BaseModel):
     def _meant(cls, value: object, info: ValidationInfo) -> object:
         """Refuse what pydantic would take and no one means: YAML's `yes` as 1, an empty path as the current folder."""
         kind = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and kind in (int, float):
+        if isinstance(value, bool) and bool not in (kinds := _kinds(kind)) and kinds & {int, float}:
             raise ValueError("expected a number")
         if isinstance(value, str | Path):
             text = str(value)

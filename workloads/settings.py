@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_v
 from pydantic.alias_generators import to_camel
 
 from training import config
-from training.messages import Mistakes, matching, shown
+from training.messages import Mistakes, expected_one_of, matching, shown
 
 StageName = Literal["prepare", "precompile", "train"]
 STAGES: tuple[StageName, ...] = ("prepare", "precompile", "train")
@@ -22,6 +22,11 @@ DIGEST_LENGTH = 8
 MAX_JOB_NAME = 47
 """Characters of a RayJob's name that KubeRay takes: it makes the names of clusters, pods and services from it."""
 MAX_NAME = MAX_JOB_NAME - len("-precompile-") - DIGEST_LENGTH
+
+NEURON = "aws.amazon.com/neuron"
+EFA = "vpc.amazonaws.com/efa"
+CAPABILITIES = ("cpu", "memory", NEURON, EFA)
+"""Kubernetes' names of what a queue counts."""
 
 Seconds = Annotated[int, Field(ge=1, le=2**31 - 1)]  # the API's int32
 Retries = Annotated[int, Field(ge=0, le=100)]
@@ -145,6 +150,13 @@ class Queue(Section):
         description="most that the queue's pods may ask for, such as aws.amazon.com/neuron: 32 [default: all nodes]",
     )
 
+    @field_validator("capability")
+    @classmethod
+    def _known(cls, value: dict[str, str]) -> dict[str, str]:
+        unknown = [key for key in value if key not in CAPABILITIES]
+        Mistakes.raise_any(f"{shown(key)}: unknown resource{expected_one_of(key, CAPABILITIES)}" for key in unknown)
+        return value
+
     @field_validator("capability", mode="before")
     @classmethod
     def _numbers_are_quantities(cls, value: object) -> object:
@@ -199,9 +211,7 @@ class Dashboard(Web):
 class Workloads(Section):
     """What runs on the platform."""
 
-    name: JobPrefix | None = Field(
-        None, description="what the names of jobs begin with, and the run's folder [default: the stack]"
-    )
+    name: JobPrefix | None = Field(None, description="what the names of jobs begin with [default: the stack]")
     namespace: Name = Field("llama-trainium", description="Kubernetes namespace, made by the stack")
     engine: Literal["ray", "mpi"] = Field("ray", description="what compiles and trains: RayJobs or MPIJobs")
     gang: bool = Field(
@@ -225,6 +235,21 @@ class Workloads(Section):
         """The settings of a stage."""
         found: StageSettings = getattr(self, name)
         return found
+
+    def with_derived(self, stack: str, nodes: int, has_password: bool) -> Workloads:
+        """The same settings with nothing left empty that the rest of the stack answers."""
+        name = self.name or stack
+        cluster = self.ray_cluster.model_copy(update={"max_nodes": self.ray_cluster.max_nodes or nodes})
+        board = self.tensorboard
+        shown_by_default = has_password if board.enabled is None else board.enabled
+        return self.model_copy(
+            update={
+                "name": name,
+                "queue": self.queue.model_copy(update={"name": self.queue.name or name}),
+                "ray_cluster": cluster,
+                "tensorboard": board.model_copy(update={"enabled": shown_by_default}),
+            }
+        )
 
     @field_validator("stages")
     @classmethod

@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from workloads.platform import NodeShape
-from workloads.settings import Pod, StageName, Workloads
-
-NEURON = "aws.amazon.com/neuron"
-EFA = "vpc.amazonaws.com/efa"
+from workloads.settings import EFA, NEURON, Pod, StageName, Workloads
 
 HEAD_SHARE = 0.25
 PREPARE_SHARE = 0.5

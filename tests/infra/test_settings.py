@@ -17,11 +17,11 @@ from hypothesis import settings as effort
 from hypothesis import strategies as st
 from pulumi.runtime import set_all_config
 
-from infra.settings import SECRETS, Settings, read_settings
+from stack_settings import SECRETS, AwsStack, read_stack
 from training.errors import UserError
 
 ROOT = Path(__file__).parents[2]
-STACK_FILES = sorted(path for path in ROOT.glob("Pulumi.*.yaml"))
+STACK_FILES = sorted({*ROOT.glob("Pulumi.*.yaml")} - {ROOT / "Pulumi.local.yaml"})  # those on AWS
 DIGEST = "registry.example.com/team/train@sha256:" + "0" * 64
 
 GOOD: dict[str, Any] = {
@@ -59,9 +59,11 @@ def changed(changes: dict[str, Any], base: dict[str, Any] = GOOD) -> dict[str, A
     return config
 
 
-def read_raw(raw: dict[str, str], secret: list[str] | None = None, stack: str = "dev") -> Settings:
+def read_raw(raw: dict[str, str], secret: list[str] | None = None, stack: str = "dev") -> AwsStack:
     set_all_config(raw, secret or [])
-    return read_settings(pulumi.Config("llama-trainium"), stack)
+    settings = read_stack(pulumi.Config("llama-trainium"), stack)
+    assert isinstance(settings, AwsStack)
+    return settings
 
 
 def raw_config(config: dict[str, Any]) -> dict[str, str]:
@@ -69,7 +71,7 @@ def raw_config(config: dict[str, Any]) -> dict[str, str]:
     return {f"llama-trainium:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in config.items()}
 
 
-def read(config: dict[str, Any] = GOOD, **more: Any) -> Settings:
+def read(config: dict[str, Any] = GOOD, **more: Any) -> AwsStack:
     return read_raw(raw_config(config), **more)
 
 
@@ -341,4 +343,4 @@ def test_any_config_ends_in_settings_or_in_lines(given: tuple[dict[str, str], li
 
 
 def test_secrets_are_keys_of_the_settings() -> None:
-    assert set(SECRETS) <= {field.alias for field in Settings.model_fields.values()}
+    assert set(SECRETS) <= {field.alias for field in AwsStack.model_fields.values()}
