@@ -9,13 +9,15 @@ UV := uv==0.13.9
 UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
 PRESET ?= tiny
 LAUNCHER ?= ray
+CONTROL = @$(BIN)/python -m workloads.control $@ $(if $(STAGE),--stage $(STAGE)) $(if $(STACK),--stack $(STACK)) $(ARGS)
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-engine lint format bench docs architecture lock clean
+.PHONY: help setup run test test-engine lint format bench docs architecture lock clean \
+	status logs stop rerun dashboard tensorboard toolbox
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." adds settings to run, tests to test, options to bench: make run ARGS="--train.steps 20"'
 
 setup: $(VENV)/.installed ## make .venv with everything the project needs
@@ -30,6 +32,27 @@ $(VENV)/.installed: $(PINS)
 
 run: setup ## pre-train a small Llama on this machine: prepare, precompile, train, report
 	@$(BIN)/python -m training run --preset $(PRESET) --launcher $(LAUNCHER) $(ARGS)
+
+status: setup ## how the stages of a stack are; STACK=NAME for one that is not selected
+	$(CONTROL)
+
+logs: setup ## the output of the stage that runs, or of STAGE=train, and on until its end
+	$(CONTROL)
+
+stop: setup ## end the stage that runs with a checkpoint, and give its nodes back
+	$(CONTROL)
+
+rerun: setup ## run STAGE=train again, from its last checkpoint, and what comes after it
+	$(CONTROL)
+
+dashboard: setup ## Ray's dashboard on this machine, while a stage runs
+	$(CONTROL)
+
+tensorboard: setup ## the stack's TensorBoard on this machine
+	$(CONTROL)
+
+toolbox: setup ## a shell in the toolbox pod (workloads.toolbox)
+	$(CONTROL)
 
 test: lint ## lint and all tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -15,15 +15,10 @@ import pulumi
 import pulumi_kubernetes as k8s
 import yaml
 
+from workloads.labels import PART_OF
 from workloads.network_policies import network_policies
 from workloads.platform import SETTINGS_PATH, NodeShape, Platform
-from workloads.settings import Workloads
-from workloads.sizes import EFA, NEURON
-
-PART_OF = {"app.kubernetes.io/part-of": "llama-trainium"}
-"""Label of everything that workloads make, pods included."""
-STAGE_LABEL = "llama-trainium/stage"
-"""Label of a stage's job and pods: its name."""
+from workloads.settings import EFA, NEURON, Workloads
 
 SERVICE_ACCOUNT = "workloads"
 """The account of all pods. infra/ gives it the bucket, by this name."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from workloads.labels import DASHBOARD_PORT
+
 Spec = Any  # of a NetworkPolicy, as plain data
 
 RAY_HEAD = {"ray.io/node-type": "head"}
-DASHBOARD_PORT = 8265
 KUBERAY = {"app.kubernetes.io/name": "kuberay-operator"}
 """A label of the operator's pod, by its chart."""
 
