@@ -206,28 +206,31 @@ def _on_aws(settings: AwsStack) -> Iterator[str]:
 
 
 def _on_existing(settings: ExistingStack) -> Iterator[str]:
-    training = settings.training
-    own = "training.nodes x training.workersPerNode"
-    has_token = settings.hugging_face_token is not None
-    if training.nodes > settings.nodes.count:
-        yield f"training.nodes: {training.nodes}, expected at most nodes.count ({settings.nodes.count})"
-    found = list(run_settings.mistakes(training, settings.workers, "cpu", own, has_token))
-    yield from found
-    if not found:
-        size = settings.training_settings().parallel.tensor_parallel_size
-        if size > 1:
-            key = "training.settings.parallel.tensor_parallel_size"
-            yield f"{key}: {size}, expected 1 with platform: existing: CPUs do not share layers"
-        yield from _folders(settings)
+    if settings.training.nodes > settings.nodes.count:
+        yield f"training.nodes: {settings.training.nodes}, expected at most nodes.count ({settings.nodes.count})"
+    else:
+        yield from _run(settings)
+        yield from _workloads(settings)
     if settings.volume.host_path and settings.nodes.count > 1:
         yield f"volume.hostPath: {settings.volume.host_path}, expected none with more than one node: each has its own"
-    yield from _workloads(settings)
     for key, page in (("tensorboard", settings.workloads.tensorboard), ("dashboard", settings.workloads.dashboard)):
         if page.host:
             wanted = f"none with platform: existing, where `make {key}` opens it"
             yield f"workloads.{key}.host: {page.host}, expected {wanted}"
     if line := kubeconfig.unreachable(settings.context):
         yield line
+
+
+def _run(settings: ExistingStack) -> Iterator[str]:
+    own = "training.nodes x training.workersPerNode"
+    has_token = settings.hugging_face_token is not None
+    if found := list(run_settings.mistakes(settings.training, settings.workers, "cpu", own, has_token)):
+        yield from found
+        return
+    if (size := settings.training_settings().parallel.tensor_parallel_size) > 1:
+        key = "training.settings.parallel.tensor_parallel_size"
+        yield f"{key}: {size}, expected 1 with platform: existing: CPUs do not share layers"
+    yield from _folders(settings)
 
 
 def _workloads(settings: AwsStack | ExistingStack) -> Iterator[str]:

@@ -72,7 +72,7 @@ def cpu_node(instance_type: str) -> tuple[int, int]:
     """
     family, _, size = instance_type.partition(".")
     size = size.removeprefix("metal-")
-    times = re.fullmatch(r"(\d+)xlarge", size)
+    times = re.fullmatch(r"(\d+)xl(arge)?", size)
     vcpus, memory = (4 * int(times[1]), 0) if times else _SMALL.get(size, (48, 0))
     return vcpus, memory or vcpus * _GIB_PER_VCPU.get(re.split(r"\d", family)[0], 2)
 

@@ -38,7 +38,7 @@ def _requests(settings: Workloads, core: NodeShape, workers: NodeShape) -> Itera
         ("worker", worker_size(settings, workers), workers),
     )
     for name, size, node in pods:
-        kind = f"{node.instance_type} of group {node.name}" if node.instance_type else f"node ({node.name})"
+        kind = f"{node.instance_type} of group {node.name}" if node.instance_type else "node"
         for key, asked, most in (("cpu", size.cpu, node.vcpus), ("memoryGib", size.memory_gib, node.memory_gib)):
             if asked > most:
                 wanted = f"at most {most}, what pods can have of one {kind}"

@@ -150,6 +150,13 @@ class Queue(Section):
         description="most that the queue's pods may ask for, such as aws.amazon.com/neuron: 32 [default: all nodes]",
     )
 
+    @field_validator("name")
+    @classmethod
+    def _not_volcanos(cls, value: str | None) -> str | None:
+        if value in ("default", "root"):
+            raise ValueError("expected another: Volcano has queues of this name itself")
+        return value
+
     @field_validator("capability")
     @classmethod
     def _known(cls, value: dict[str, str]) -> dict[str, str]:

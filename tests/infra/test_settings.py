@@ -5,74 +5,31 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pulumi
 import pytest
 import yaml
 from hypothesis import example, given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
-from pulumi.runtime import set_all_config
+from stack_configs import GOOD, changed, raw_config, read_raw
 
-from stack_settings import SECRETS, AwsStack, read_stack
+from stack_settings import SECRETS, AwsStack
 from training.errors import UserError
 
 ROOT = Path(__file__).parents[2]
 STACK_FILES = sorted({*ROOT.glob("Pulumi.*.yaml")} - {ROOT / "Pulumi.local.yaml"})  # those on AWS
 DIGEST = "registry.example.com/team/train@sha256:" + "0" * 64
 
-GOOD: dict[str, Any] = {
-    "region": "us-west-2",
-    "costCentre": "research",
-    "network": {"zones": ["usw2-az4", "usw2-az3"]},
-    "accelerators": [{"name": "trn1", "instanceType": "trn1.32xlarge", "max": 2}],
-    "training": {
-        "preset": "tiny",
-        "settings": {"parallel": {"tensor_parallel_size": 4}, "train": {"micro_batch_size": 1}},
-    },
-}
-
-
-@pytest.fixture(autouse=True)
-def _no_config_left_over() -> Iterator[None]:
-    yield
-    set_all_config({}, [])
-
-
-def changed(changes: dict[str, Any], base: dict[str, Any] = GOOD) -> dict[str, Any]:
-    """The config with values at paths such as `network/zones/0`; "REMOVED" removes a key."""
-    config = copy.deepcopy(base)
-    for path, value in changes.items():
-        *above, last = path.split("/")
-        place: Any = config
-        for part in above:
-            place = place[int(part)] if isinstance(place, list) else place.setdefault(part, {})
-        if isinstance(place, list):
-            place[int(last) : int(last) + 1] = [value]
-        elif value == "REMOVED":
-            del place[last]
-        else:
-            place[last] = value
-    return config
-
-
-def read_raw(raw: dict[str, str], secret: list[str] | None = None, stack: str = "dev") -> AwsStack:
-    set_all_config(raw, secret or [])
-    settings = read_stack(pulumi.Config("llama-trainium"), stack)
-    assert isinstance(settings, AwsStack)
-    return settings
-
-
-def raw_config(config: dict[str, Any]) -> dict[str, str]:
-    """As Pulumi hands a stack file over: text as it is, everything else as JSON."""
-    return {f"llama-trainium:{key}": v if isinstance(v, str) else json.dumps(v) for key, v in config.items()}
-
 
 def read(config: dict[str, Any] = GOOD, **more: Any) -> AwsStack:
-    return read_raw(raw_config(config), **more)
+    return aws(read_raw(raw_config(config), **more))
+
+
+def aws(settings: object) -> AwsStack:
+    assert isinstance(settings, AwsStack)
+    return settings
 
 
 def refusal(config: dict[str, Any], **more: Any) -> str:
