@@ -45,7 +45,7 @@ class Runs(Section):
     workloads: Workloads = Workloads()
     tensorboard_password: values.Token | None = Field(None, description="a Pulumi secret: opens TensorBoard")
     dashboard_password: values.Token | None = Field(
-        None, description="a Pulumi secret: opens Ray's dashboard at workloads.dashboard.host"
+        None, description="a Pulumi secret: Ray's token, which its dashboard asks for [default: one per cluster]"
     )
     redis_password: values.Token | None = Field(
         None, description="a Pulumi secret: the password of the Redis at workloads.redisAddress"

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pulumi
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import settings as effort
 from hypothesis import strategies as st
+from mocks import Recorded, run_program
 from stack_configs import GOOD, GOOD_EXISTING, changed, raw_config, read_raw
 
 from infra.catalog import INSTANCE_TYPES, cpu_node
@@ -59,6 +61,19 @@ def test_a_bad_stack_is_refused(case: dict[str, Any], places: dict[str, str]) ->
     assert str(caught.value) == f"llama-trainium:{said}"
 
 
+REFUSED_BY_PROGRAM = [case for case in BAD if "would wait for ever" in case["says"] or "does not (C" in case["says"]]
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_PROGRAM, ids=[case["says"].split(",")[0] for case in REFUSED_BY_PROGRAM])
+def test_the_program_registers_nothing_for_a_bad_stack(case: dict[str, Any]) -> None:
+    base = GOOD_EXISTING if case.get("platform") == "existing" else GOOD
+    config = {f"llama-trainium:{key}": value for key, value in changed(case["set"], base).items()}
+    recorded = Recorded()
+    with pytest.raises(pulumi.RunError, match="llama-trainium:"):
+        run_program(config, recorded=recorded)
+    assert recorded.resources == []
+
+
 def test_all_mistakes_come_at_once() -> None:
     config = changed(
         {"context": "closed", "training/preset": "x", "volume/hostPath": "/d", "workloads/resources/head/cpu": 5},
@@ -88,8 +103,8 @@ def test_no_stage_at_all_is_a_platform() -> None:
 
 
 def test_a_queue_may_hold_just_what_its_largest_gang_asks_for() -> None:
-    enough = {"aws.amazon.com/neuron": 32, "vpc.amazonaws.com/efa": 16, "cpu": "225750m", "memory": "903Gi"}
-    assert read(changed({"workloads/queue/capability": enough})).workloads.queue.capability["cpu"] == "225750m"
+    enough = {"aws.amazon.com/neuron": 32, "vpc.amazonaws.com/efa": 16, "cpu": "225850m", "memory": "903.5Gi"}
+    assert read(changed({"workloads/queue/capability": enough})).workloads.queue.capability["cpu"] == "225850m"
 
 
 def test_nodes_are_described_as_pods_find_them() -> None:
@@ -244,7 +259,6 @@ def test_any_stack_ends_in_settings_or_in_lines(data: st.DataObject) -> None:
     else:
         core, workers = found.core_shape(), found.worker_shape()
         for stage in found.workloads.stages:
-            head, *pods = gang_sizes(found.workloads, stage, found.training.nodes, core, workers)
-            node = core if stage == "prepare" else workers
-            assert head.cpu <= core.vcpus
-            assert all(size.cpu <= node.vcpus and size.memory_gib <= node.memory_gib for size in pods)
+            first, *others = gang_sizes(found.workloads, stage, found.training.nodes, core, workers)
+            assert first.cpu <= core.vcpus
+            assert all(size.cpu <= workers.vcpus and size.memory_gib <= workers.memory_gib for size in others)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from training.messages import shown
 from workloads.platform import NodeShape
-from workloads.settings import Workloads
-from workloads.sizes import Size, gang_sizes, head_size, prepare_size, worker_size
+from workloads.settings import StageName, Workloads
+from workloads.sizes import SUBMITTER, Size, gang_sizes, head_size, prepare_size, worker_size
 
 _UNITS = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _UNITS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)}
@@ -48,7 +48,7 @@ def _requests(settings: Workloads, core: NodeShape, workers: NodeShape) -> Itera
 def _together(settings: Workloads, nodes: int, node: NodeShape) -> Iterator[str]:
     """Heads and workers on the same nodes."""
     for stage in settings.stages:
-        sizes = gang_sizes(settings, stage, nodes, node, node)
+        sizes = _all_pods(settings, stage, nodes, node, node)
         for key, asked, most in (
             ("cpu", sum(size.cpu for size in sizes), node.nodes * node.vcpus),
             ("memoryGib", sum(size.memory_gib for size in sizes), node.nodes * node.memory_gib),
@@ -77,7 +77,7 @@ def _queue(settings: Workloads, nodes: int, core: NodeShape, workers: NodeShape)
         return
     for resource, text in settings.queue.capability.items():
         needs = {
-            stage: sum(_amount(size, resource) for size in gang_sizes(settings, stage, nodes, core, workers))
+            stage: sum(_amount(size, resource) for size in _all_pods(settings, stage, nodes, core, workers))
             for stage in settings.stages
         }
         stage, most = max(needs.items(), key=lambda item: item[1], default=("", 0.0))
@@ -87,6 +87,11 @@ def _queue(settings: Workloads, nodes: int, core: NodeShape, workers: NodeShape)
                 f"queue.capability.{resource}: {shown(text)}, expected at least {enough}, "
                 f"which all pods of {stage} ask for together: they would wait for ever"
             )
+
+
+def _all_pods(settings: Workloads, stage: StageName, nodes: int, core: NodeShape, workers: NodeShape) -> list[Size]:
+    submits = settings.engine == "ray" or stage == "prepare"
+    return [*gang_sizes(settings, stage, nodes, core, workers), *([SUBMITTER] if submits else [])]
 
 
 def _amount(size: Size, resource: str) -> float:

@@ -212,7 +212,7 @@ class TensorBoard(Web):
 
 
 class Dashboard(Web):
-    """Ray's dashboard, by HTTPS behind the password of `dashboardPassword`."""
+    """Ray's dashboard, which asks for `dashboardPassword`."""
 
 
 class Workloads(Section):

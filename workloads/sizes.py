@@ -31,6 +31,10 @@ class Size:
         }
 
 
+SUBMITTER = Size(0.1, 0.5)
+"""The pod that hands a RayJob to its cluster. It is not placed with the others, but their queue counts it."""
+
+
 def head_size(settings: Workloads, core: NodeShape) -> Size:
     """Ray's head, or MPI's launcher: neither works, and memory grows with the number of workers it knows."""
     return _share(settings.resources.head, core, HEAD_SHARE)
@@ -49,11 +53,10 @@ def worker_size(settings: Workloads, workers: NodeShape) -> Size:
 
 
 def gang_sizes(settings: Workloads, stage: StageName, nodes: int, core: NodeShape, workers: NodeShape) -> list[Size]:
-    """All pods of a stage that are placed together: `nodes` workers and their head, or those of the preparation."""
-    head = head_size(settings, core)
+    """All pods of a stage that are placed together: a head and `nodes` workers, or the one pod of the preparation."""
     if stage == "prepare":
-        return [head, prepare_size(settings, core)]
-    return [head, *[worker_size(settings, workers)] * nodes]
+        return [prepare_size(settings, core)]
+    return [head_size(settings, core), *[worker_size(settings, workers)] * nodes]
 
 
 def _share(asked: Pod, node: NodeShape, share: float) -> Size:
