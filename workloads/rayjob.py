@@ -19,7 +19,8 @@ from workloads.gate import Wait
 from workloads.labels import PART_OF, STAGE_LABEL
 from workloads.platform import SETTINGS_PATH, Platform
 from workloads.raycluster import STOP_SECONDS, Names, Spec, ray_cluster_spec, submitter_template
-from workloads.settings import DIGEST_LENGTH, STAGES, StageName, StageSettings, Workloads
+from workloads.settings import STAGES, StageName, StageSettings, Workloads
+from workloads.values import DIGEST_LENGTH
 
 QUEUE_LABEL = "volcano.sh/queue-name"
 PRIORITY_LABEL = "ray.io/priority-class-name"

@@ -6,73 +6,23 @@ docs/configuration.md is generated from these classes (`make docs`).
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 from pydantic.alias_generators import to_camel
 
 from training import config
-from training.messages import Mistakes, expected_one_of, matching, shown
+from training.messages import Mistakes, expected_one_of, shown
+from workloads import values
 
 StageName = Literal["prepare", "precompile", "train"]
 STAGES: tuple[StageName, ...] = ("prepare", "precompile", "train")
 """In the order in which they run."""
 
-DIGEST_LENGTH = 8
-MAX_JOB_NAME = 47
-"""Characters of a RayJob's name that KubeRay takes: it makes the names of clusters, pods and services from it."""
-MAX_NAME = MAX_JOB_NAME - len("-precompile-") - DIGEST_LENGTH
-
 NEURON = "aws.amazon.com/neuron"
 EFA = "vpc.amazonaws.com/efa"
 CAPABILITIES = ("cpu", "memory", NEURON, EFA)
 """Kubernetes' names of what a queue counts."""
-
-Seconds = Annotated[int, Field(ge=1, le=2**31 - 1)]  # the API's int32
-Retries = Annotated[int, Field(ge=0, le=100)]
-Nodes = Annotated[int, Field(ge=0, le=1000)]
-Cpus = Annotated[float, Field(ge=0.01, le=1024)]
-Gib = Annotated[float, Field(ge=0.05, le=32768)]
-_LABEL = "of a-z, 0-9 and -, a letter first and no - last"
-Name = Annotated[str, AfterValidator(matching(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", f"at most 40 {_LABEL}"))]
-JobPrefix = Annotated[
-    str,
-    AfterValidator(
-        matching(
-            rf"[a-z]([a-z0-9-]{{0,{MAX_NAME - 2}}}[a-z0-9])?",
-            f"at most {MAX_NAME} {_LABEL}: with the stage and a digest behind it, it is the name of a RayJob, "
-            f"which has at most {MAX_JOB_NAME}",
-        )
-    ),
-]
-Host = Annotated[
-    str,
-    AfterValidator(
-        matching(
-            r"(?=.{1,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z]{2,63}", "a host name such as tb.example.com"
-        )
-    ),
-]
-CertificateArn = Annotated[
-    str,
-    AfterValidator(
-        matching(
-            r"arn:aws:acm:[a-z0-9-]+:\d{12}:certificate/[0-9a-f-]{36}",
-            "the ARN of a certificate, such as arn:aws:acm:us-west-2:123456789012:certificate/...",
-        )
-    ),
-]
-RedisAddress = Annotated[
-    str,
-    AfterValidator(
-        matching(
-            r"(rediss?://)?[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?:\d{1,5}", "HOST:PORT or rediss://HOST:PORT"
-        )
-    ),
-]
-Quantity = Annotated[
-    str, AfterValidator(matching(r"\d{1,9}(\.\d{1,3})?(m|[kMGTP]|[KMGTP]i)?", "a quantity such as 64 or 512Gi"))
-]
 
 
 class Section(config.Section):
@@ -84,11 +34,13 @@ class Section(config.Section):
 class StageSettings(Section):
     """A stage and its limits. Seconds count from the moment the job is there, waiting for nodes included."""
 
-    active_deadline_seconds: Seconds | None = Field(None, description="longest time for the stage [default: none]")
-    pre_running_deadline_seconds: Seconds = Field(
+    active_deadline_seconds: values.Seconds | None = Field(
+        None, description="longest time for the stage [default: none]"
+    )
+    pre_running_deadline_seconds: values.Seconds = Field(
         3600, description="longest time until it runs: nodes that start, images that are pulled"
     )
-    backoff_limit: Retries = Field(0, description="how often it is tried again, going on from what is done")
+    backoff_limit: values.Retries = Field(0, description="how often it is tried again, going on from what is done")
 
     @model_validator(mode="after")
     def _deadlines(self) -> StageSettings:
@@ -106,13 +58,13 @@ class StageSettings(Section):
 class Prepare(StageSettings):
     """The stage prepare: text becomes tokens, on a core node."""
 
-    active_deadline_seconds: Seconds | None = Field(86_400, description="longest time for the stage")
+    active_deadline_seconds: values.Seconds | None = Field(86_400, description="longest time for the stage")
 
 
 class Precompile(StageSettings):
     """The stage precompile: compiled code into the cache, on all nodes that train."""
 
-    active_deadline_seconds: Seconds | None = Field(21_600, description="longest time for the stage")
+    active_deadline_seconds: values.Seconds | None = Field(21_600, description="longest time for the stage")
 
 
 class Train(StageSettings):
@@ -126,8 +78,8 @@ class Train(StageSettings):
 class Pod(Section):
     """What a pod asks for."""
 
-    cpu: Cpus | None = Field(None, description="CPUs")
-    memory_gib: Gib | None = Field(None, description="memory, GiB")
+    cpu: values.Cpus | None = Field(None, description="CPUs")
+    memory_gib: values.Gib | None = Field(None, description="memory, GiB")
 
 
 class Resources(Section):
@@ -141,11 +93,11 @@ class Resources(Section):
 class Queue(Section):
     """The Volcano queue of the stages."""
 
-    name: Name | None = Field(None, description="name of the queue [default: workloads.name]")
+    name: values.Name | None = Field(None, description="name of the queue [default: workloads.name]")
     weight: int = Field(
         1, ge=1, le=10_000, description="share of the cluster among queues that want more than there is"
     )
-    capability: dict[str, Quantity] = Field(
+    capability: dict[str, values.Quantity] = Field(
         {},
         description="most that the queue's pods may ask for, such as aws.amazon.com/neuron: 32 [default: all nodes]",
     )
@@ -179,9 +131,9 @@ class RayCluster(Section):
     """A RayCluster that stays, scaled by Ray: for interactive work, and with `gang: false` for the stages."""
 
     enabled: bool = Field(False, description="make it")
-    name: Name = Field("interactive", description="its name")
-    min_nodes: Nodes = Field(0, description="fewest accelerator nodes it holds, idle or not")
-    max_nodes: Nodes = Field(0, description="most accelerator nodes [default: training.nodes]")
+    name: values.Name = Field("interactive", description="its name")
+    min_nodes: values.Nodes = Field(0, description="fewest accelerator nodes it holds, idle or not")
+    max_nodes: values.Nodes = Field(0, description="most accelerator nodes [default: training.nodes]")
 
     @model_validator(mode="after")
     def _bounds(self) -> RayCluster:
@@ -193,8 +145,10 @@ class RayCluster(Section):
 class Web(Section):
     """A page that people look at."""
 
-    host: Host | None = Field(None, description="host name of an HTTPS ingress [default: none, by port-forward only]")
-    certificate_arn: CertificateArn | None = Field(None, description="the certificate of host")
+    host: values.Host | None = Field(
+        None, description="host name of an HTTPS ingress [default: none, by port-forward only]"
+    )
+    certificate_arn: values.CertificateArn | None = Field(None, description="the certificate of host")
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Web:
@@ -218,8 +172,8 @@ class Dashboard(Web):
 class Workloads(Section):
     """What runs on the platform."""
 
-    name: JobPrefix | None = Field(None, description="what the names of jobs begin with [default: the stack]")
-    namespace: Name = Field("llama-trainium", description="Kubernetes namespace, made by the stack")
+    name: values.JobPrefix | None = Field(None, description="what the names of jobs begin with [default: the stack]")
+    namespace: values.Name = Field("llama-trainium", description="Kubernetes namespace, made by the stack")
     engine: Literal["ray", "mpi"] = Field("ray", description="what compiles and trains: RayJobs or MPIJobs")
     gang: bool = Field(
         True, description="true: a cluster per stage, all pods placed together or none; false: rayCluster for all"
@@ -231,7 +185,7 @@ class Workloads(Section):
     resources: Resources = Resources()
     queue: Queue = Queue()
     ray_cluster: RayCluster = RayCluster()
-    redis_address: RedisAddress | None = Field(
+    redis_address: values.RedisAddress | None = Field(
         None, description="Redis in which Ray's head keeps its state, so that a cluster survives it; see redisPassword"
     )
     tensorboard: TensorBoard = TensorBoard()
