@@ -43,7 +43,7 @@ accelerators = [
 addons = AddOns("addons", cluster, core, tags, in_aws)
 pods_run = [core.node_group, addons.dns]
 devices = DevicePlugins("devices", settings, cluster, pods_run, in_aws)
-operators = Operators("operators", settings, cluster, pods_run, in_aws)
+operators = Operators("operators", settings, cluster, pods_run, settings.workloads.gang, in_aws)
 autoscaler = Autoscaler("autoscaler", settings, cluster, network, core.role, accelerators, tags, pods_run, in_aws)
 if settings.cluster.load_balancer_controller:
     LoadBalancerController("ingress", settings, network, cluster, pods_run, in_aws)

@@ -64,16 +64,19 @@ class Operators(pulumi.ComponentResource):
         settings: Settings,
         cluster: Cluster,
         ready: Sequence[pulumi.Resource],
+        gang: bool,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
-        """`ready` is what a chart's pods need: nodes, DNS."""
+        """`ready` is what a chart's pods need: nodes, DNS. `gang`: RayJobs are placed whole, by Volcano."""
         super().__init__("llama-trainium:infra:Operators", name, None, opts)
         self.installed = []
         if settings.operators == "install":
-            self._install(name, settings.charts.mirror, cluster, ready)
+            self._install(name, settings.charts.mirror, cluster, ready, gang)
         self.register_outputs({})
 
-    def _install(self, name: str, mirror: str | None, cluster: Cluster, ready: Sequence[pulumi.Resource]) -> None:
+    def _install(
+        self, name: str, mirror: str | None, cluster: Cluster, ready: Sequence[pulumi.Resource], gang: bool
+    ) -> None:
         child = pulumi.ResourceOptions(parent=self, provider=cluster.k8s)
         # With its namespace goes the certificate that Volcano's webhook makes for itself.
         volcano_namespace = _namespace(f"{name}-volcano-system", "volcano-system", child)
@@ -103,8 +106,10 @@ class Operators(pulumi.ComponentResource):
         ray = release(
             f"{name}-kuberay",
             KUBERAY,
-            # `name` and not `enabled`: the operator refuses both at once, and the second is on its way out.
-            {"batchScheduler": {"name": "volcano"}, "resources": ray_resources},
+            # `name` and not `enabled`: the operator refuses both at once, and the second is on its way out. With a batch
+            # scheduler it never starts a RayJob on a cluster that is there, whatever the job says (handleRayJob in
+            # controllers/ray/batchscheduler/volcano, 1.7.0): stages that share one do without.
+            {"batchScheduler": {"name": "volcano" if gang else ""}, "resources": ray_resources},
             ray_namespace.metadata.name,
             mirror,
             after_volcano,

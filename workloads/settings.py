@@ -176,7 +176,9 @@ class Workloads(Section):
     namespace: values.Name = Field("llama-trainium", description="Kubernetes namespace, made by the stack")
     engine: Literal["ray", "mpi"] = Field("ray", description="what compiles and trains: RayJobs or MPIJobs")
     gang: bool = Field(
-        True, description="true: a cluster per stage, all pods placed together or none; false: rayCluster for all"
+        True,
+        description="true: a cluster per stage, all pods placed together or none; false: rayCluster for all (KubeRay "
+        "then runs without a batch scheduler, for every job in the cluster)",
     )
     stages: list[StageName] = Field(list(STAGES), description="the stages to run")
     prepare: Prepare = Prepare()

@@ -26,7 +26,7 @@ GROUPS = [
 ]
 
 
-def make(**given: Any) -> Recorded:
+def make(gang: bool = True, **given: Any) -> Recorded:
     """What operators, plugins and the ingress controller register on the platform."""
     section = {
         "region": "us-west-2",
@@ -40,7 +40,7 @@ def make(**given: Any) -> Recorded:
     def program() -> None:
         network, cluster, core, addons = build_base()
         ready: list[pulumi.Resource] = [core.node_group, addons.dns]
-        Operators("operators", settings, cluster, ready)
+        Operators("operators", settings, cluster, ready, gang)
         DevicePlugins("devices", settings, cluster, ready)
         LoadBalancerController("ingress", settings, network, cluster, ready)
 
@@ -150,6 +150,11 @@ def test_a_gang_that_does_not_fit_whole_never_reaches_allocation(made: Recorded)
     assert {"gang", "overcommit", "predicates", "proportion"} <= set(plugins)
     assert plugins["overcommit"]["arguments"] == {"overcommit-factor": 1.0}
     assert values["leader_elect_enable"] is True
+
+
+def test_jobs_may_share_a_cluster_where_there_are_no_gangs() -> None:
+    """With any batch scheduler KubeRay refuses a RayJob with a clusterSelector (FACTS of KubeRay 1.7)."""
+    assert release(make(gang=False), "kuberay-operator").inputs["values"]["batchScheduler"] == {"name": ""}
 
 
 def test_the_operators_make_gangs(made: Recorded) -> None:
