@@ -106,8 +106,8 @@ class Operators(pulumi.ComponentResource):
         ray = release(
             f"{name}-kuberay",
             KUBERAY,
-            # `name` and not `enabled`: the operator refuses both at once, and the second is on its way out. With a batch
-            # scheduler it never starts a RayJob on a cluster that is there, whatever the job says (handleRayJob in
+            # `name` and not `enabled`: the operator refuses both at once, and the second is on its way out. With one
+            # it never starts a RayJob on a cluster that is there, whatever the job says (handleRayJob in
             # controllers/ray/batchscheduler/volcano, 1.7.0): stages that share one do without.
             {"batchScheduler": {"name": "volcano" if gang else ""}, "resources": ray_resources},
             ray_namespace.metadata.name,
