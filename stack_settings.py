@@ -52,6 +52,12 @@ class Runs(Section):
     )
 
 
+    def secret(self, key: str) -> pulumi.Output[str] | None:
+        """The value of the secret `key` (snake_case) as Pulumi keeps it: encrypted in the state, never shown."""
+        value = getattr(self, key)
+        return None if value is None else pulumi.Output.secret(value.get_secret_value())
+
+
 class AwsStack(Runs, Settings):
     """A stack that makes its cluster on AWS."""
 

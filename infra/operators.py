@@ -6,7 +6,7 @@ With `operators: present` they are in the cluster already, and this component ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import pulumi
 import pulumi_kubernetes as k8s
@@ -14,11 +14,8 @@ import yaml
 
 from infra.charts import release
 from infra.mpi_operator import MpiOperator
-from infra.settings import Settings
+from infra.settings import Charts
 from infra.versions import KUBERAY, VOLCANO
-
-if TYPE_CHECKING:
-    from infra.cluster import Cluster
 
 SCHEDULER: dict[str, Any] = {
     # A gang that waits for nodes must look to an autoscaler as all of its pods do: unschedulable, every one. `allocate`
@@ -52,6 +49,18 @@ SCHEDULER: dict[str, Any] = {
 """The actions and plugins of Volcano's own configuration, with the one argument that an autoscaler needs."""
 
 
+class OperatorSettings(Protocol):
+    """What the operators need of a stack's settings, on either platform."""
+
+    @property
+    def operators(self) -> str:
+        """install or present."""
+
+    @property
+    def charts(self) -> Charts:
+        """Where charts come from."""
+
+
 class Operators(pulumi.ComponentResource):
     """Volcano, and when it is there, the two that tell it of their gangs."""
 
@@ -61,8 +70,8 @@ class Operators(pulumi.ComponentResource):
     def __init__(
         self,
         name: str,
-        settings: Settings,
-        cluster: Cluster,
+        settings: OperatorSettings,
+        provider: k8s.Provider,
         ready: Sequence[pulumi.Resource],
         gang: bool,
         opts: pulumi.ResourceOptions | None = None,
@@ -71,13 +80,13 @@ class Operators(pulumi.ComponentResource):
         super().__init__("llama-trainium:infra:Operators", name, None, opts)
         self.installed = []
         if settings.operators == "install":
-            self._install(name, settings.charts.mirror, cluster, ready, gang)
+            self._install(name, settings.charts.mirror, provider, ready, gang)
         self.register_outputs({})
 
     def _install(
-        self, name: str, mirror: str | None, cluster: Cluster, ready: Sequence[pulumi.Resource], gang: bool
+        self, name: str, mirror: str | None, provider: k8s.Provider, ready: Sequence[pulumi.Resource], gang: bool
     ) -> None:
-        child = pulumi.ResourceOptions(parent=self, provider=cluster.k8s)
+        child = pulumi.ResourceOptions(parent=self, provider=provider)
         # With its namespace goes the certificate that Volcano's webhook makes for itself.
         volcano_namespace = _namespace(f"{name}-volcano-system", "volcano-system", child)
         ray_namespace = _namespace(f"{name}-ray-system", "ray-system", child)

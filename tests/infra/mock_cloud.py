@@ -62,6 +62,9 @@ def outputs_of(kind: str, name: str, identity: str, inputs: Mapping[str, Any], r
         outputs["metadata"] = {"name": f"{name}-{'0' * 8}", **metadata}
         if kind == "kubernetes:helm.sh/v3:Release":
             outputs["status"] = {"name": inputs.get("name", name), "namespace": inputs.get("namespace", "default")}
+        if kind == "kubernetes:ray.io/v1:RayJob":
+            times = {"startTime": "2026-11-21T10:00:00Z", "endTime": "2026-11-21T11:00:00Z"}
+            outputs["status"] = {"jobStatus": "SUCCEEDED", "jobDeploymentStatus": "Complete", **times}
     elif package == "docker-build":
         outputs |= {"ref": f"{(inputs.get('tags') or ['image'])[0]}@{DIGEST}", "digest": DIGEST}
     return outputs

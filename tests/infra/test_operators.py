@@ -40,7 +40,7 @@ def make(gang: bool = True, **given: Any) -> Recorded:
     def program() -> None:
         network, cluster, core, addons = build_base()
         ready: list[pulumi.Resource] = [core.node_group, addons.dns]
-        Operators("operators", settings, cluster, ready, gang)
+        Operators("operators", settings, cluster.k8s, ready, gang)
         DevicePlugins("devices", settings, cluster, ready)
         LoadBalancerController("ingress", settings, network, cluster, ready)
 
