@@ -14,7 +14,8 @@ from workloads.base import Base
 from workloads.gate import Stage, Wait
 from workloads.labels import PART_OF
 from workloads.platform import Platform, on_volume
-from workloads.raycluster import Names, ray_cluster_spec
+from workloads.pods import Names
+from workloads.raycluster import ray_cluster_spec
 from workloads.rayjob import job_names, pulumi_timeout, ray_job_metadata, ray_job_spec, stage_settings
 from workloads.settings import StageName, Workloads
 

@@ -18,7 +18,8 @@ from training.config import Settings as TrainingSettings
 from workloads.gate import Wait
 from workloads.labels import PART_OF, STAGE_LABEL
 from workloads.platform import SETTINGS_PATH, Platform
-from workloads.raycluster import STOP_SECONDS, Names, Spec, ray_cluster_spec, submitter_template
+from workloads.pods import STOP_SECONDS, Names, Spec
+from workloads.raycluster import ray_cluster_spec, submitter_template
 from workloads.settings import STAGES, StageName, StageSettings, Workloads
 from workloads.values import DIGEST_LENGTH
 

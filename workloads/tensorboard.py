@@ -14,7 +14,7 @@ from workloads.core_pods import DATA_MOUNT, core_deployment
 from workloads.ingress import expose
 from workloads.labels import PART_OF, TENSORBOARD, TENSORBOARD_PORT
 from workloads.platform import Platform
-from workloads.raycluster import LOCKED
+from workloads.pods import LOCKED
 from workloads.settings import Web
 
 SELECTOR = {"app.kubernetes.io/name": TENSORBOARD}

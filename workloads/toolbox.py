@@ -13,7 +13,7 @@ from workloads.base import Base
 from workloads.core_pods import DATA_MOUNT, core_deployment
 from workloads.labels import PART_OF, TOOLBOX
 from workloads.platform import VOLUME_PATH, Platform
-from workloads.raycluster import LOCKED
+from workloads.pods import LOCKED
 
 SELECTOR = {"app.kubernetes.io/name": TOOLBOX}
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from training.config import Settings as TrainingSettings
 from training.config import load_settings, parse_settings
 from workloads.platform import NodeShape, Platform, VolumeSource, on_volume
-from workloads.raycluster import Names
+from workloads.pods import Names
 from workloads.settings import STAGES, Workloads
 
 IMAGE = "registry.example.com/training@sha256:" + "a" * 64

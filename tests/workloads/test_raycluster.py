@@ -21,7 +21,8 @@ from training.config import Settings as TrainingSettings
 from training.rundir import RunDir
 from workloads.labels import DASHBOARD_LABEL
 from workloads.platform import USER, NodeShape
-from workloads.raycluster import Names, ray_cluster_spec
+from workloads.pods import Names
+from workloads.raycluster import ray_cluster_spec
 from workloads.settings import StageName, Workloads
 
 Spec = dict[str, Any]
