@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pulumi
@@ -156,6 +158,24 @@ def apart(labels: Mapping[str, str], required: bool) -> Spec:
 def before_stop(container: Spec, script: str) -> None:
     """Run a shell script in the container before it is told to end, for at most its pod's grace."""
     container["lifecycle"] = {"preStop": {"exec": {"command": ["/bin/sh", "-c", script]}}}
+
+
+def ask_to_stop(run: Path) -> str:
+    """Script for `before_stop` of a head or launcher: the run writes a checkpoint and ends.
+
+    While its lock is held, training goes on.
+    """
+    lock, stop = shlex.quote(str(run / ".lock")), shlex.quote(str(run / "stop-request"))
+    return f"flock -n {lock} true || {{ touch {stop}; timeout {STOP_SECONDS} flock {lock} true; }}"
+
+
+def wait_for_stop(run: Path) -> str:
+    """Script for `before_stop` of a worker. Deleted with its head, it has to stay until the checkpoint is written.
+
+    A worker that is deleted alone is a lost node: the run goes on without it, from its last checkpoint.
+    """
+    lock, stop = shlex.quote(str(run / ".lock")), shlex.quote(str(run / "stop-request"))
+    return f"sleep 2; test ! -e {stop} || timeout {STOP_SECONDS} flock {lock} true"
 
 
 def env(values: Mapping[str, str]) -> list[Spec]:

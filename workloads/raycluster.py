@@ -9,7 +9,6 @@ nothing runs there but what hands out the work, and each worker pod has a node t
 from __future__ import annotations
 
 import json
-import shlex
 
 from training.config import Settings as TrainingSettings
 from workloads import pods
@@ -93,7 +92,6 @@ def submitter_template(stage: StageName, platform: Platform, names: Names, with_
 
 
 def _head(stage: StageName | None, platform: Platform, size: Size, names: Names, training: TrainingSettings) -> Spec:
-    run = training.run.dir
     container = pods.container("ray-head", platform, size, names)
     container["env"] += env(
         {
@@ -110,9 +108,7 @@ def _head(stage: StageName | None, platform: Platform, size: Size, names: Names,
         {"name": "client", "containerPort": 10001},
     ]
     if _trains(stage):
-        # While the run's lock is held, training goes on: ask it to stop, and wait until it has.
-        lock, stop = shlex.quote(str(run / ".lock")), shlex.quote(str(run / "stop-request"))
-        before_stop(container, f"flock -n {lock} true || {{ touch {stop}; timeout {STOP_SECONDS} flock {lock} true; }}")
+        before_stop(container, pods.ask_to_stop(training.run.dir))
     template = pods.template(
         stage or SHARED, platform.core, container, names, volumes(names, size), STOP_GRACE if _trains(stage) else None
     )
@@ -136,10 +132,7 @@ def _workers(
         cores = {"RAY_EXPERIMENTAL_NOSET_NEURON_RT_VISIBLE_CORES": "1"}
         container["env"] += env({**device_env(shape, training), **cores})
     if _trains(stage):
-        # A worker that is deleted alone is a lost node: the run goes on without it, and starts over from its last
-        # checkpoint. Deleted with its head, it has to stay until the checkpoint is written.
-        lock, stop = (shlex.quote(str(training.run.dir / name)) for name in (".lock", "stop-request"))
-        before_stop(container, f"sleep 2; test ! -e {stop} || timeout {STOP_SECONDS} flock {lock} true")
+        before_stop(container, pods.wait_for_stop(training.run.dir))
     grace = STOP_GRACE if _trains(stage) else None
     template = pods.template(stage or SHARED, shape, container, names, volumes(names, size), grace)
     own = {STAGE_LABEL: stage or SHARED, "ray.io/node-type": "worker"}
