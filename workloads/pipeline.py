@@ -13,11 +13,13 @@ from training.config import Settings as TrainingSettings
 from workloads.base import Base
 from workloads.gate import Stage, Wait
 from workloads.labels import PART_OF
+from workloads.mpijob import mpi_job_spec
 from workloads.platform import Platform, on_volume
 from workloads.pods import Names
 from workloads.raycluster import ray_cluster_spec
 from workloads.rayjob import job_names, pulumi_timeout, ray_job_metadata, ray_job_spec, stage_settings
 from workloads.settings import StageName, Workloads
+from workloads.states import Kind
 
 
 class Pipeline(pulumi.ComponentResource):
@@ -67,12 +69,15 @@ class Pipeline(pulumi.ComponentResource):
         opts = self._child
         if not settings.gang and self.cluster is not None:
             opts = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(depends_on=[self.cluster]))
+        # Preparation is one pod, which needs no MPI.
+        kind: Kind = "MPIJob" if settings.engine == "mpi" and stage != "prepare" else "RayJob"
+        spec_of = mpi_job_spec if kind == "MPIJob" else ray_job_spec
         return Stage(
             f"{self._name}-{stage}",
             stage,
-            "RayJob",
+            kind,
             ray_job_metadata(stage, name, names),
-            ray_job_spec(stage, platform, settings, names, self._nodes, training),
+            spec_of(stage, platform, settings, names, self._nodes, training),
             wait,
             pulumi_timeout(settings.stage(stage), wait),
             opts,

@@ -100,7 +100,7 @@ def job_names(prefix: str, training: TrainingSettings, image: str) -> dict[Stage
 
 
 def ray_job_metadata(stage: StageName, name: Any, names: Names) -> Spec:
-    """Metadata of a stage's job. KubeRay hands the labels on to the cluster and to Volcano."""
+    """Metadata of a stage's job, of either kind. KubeRay hands the labels on to the cluster and to Volcano."""
     return {
         "name": name,
         "namespace": names.namespace,
