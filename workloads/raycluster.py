@@ -31,16 +31,13 @@ from workloads.pods import (
     volumes,
 )
 from workloads.settings import StageName, Workloads
-from workloads.sizes import Size, head_size, prepare_size, worker_size
+from workloads.sizes import SUBMITTER, Size, head_size, prepare_size, worker_size
 from workloads.versions import RAY
 
 SHARED = "shared"
 """Stands for a stage in the labels of the cluster that stages share."""
 
 WORKER_GROUP = "workers"
-
-SUBMITTER = Size(0.1, 0.5)
-"""Beside the pods of a gang: KubeRay counts it among what a queue must have room for."""
 
 
 def ray_cluster_spec(
@@ -65,6 +62,8 @@ def ray_cluster_spec(
         },
         "workerGroupSpecs": [],
     }
+    if stage is not None or not settings.gang:
+        spec["headGroupSpec"]["template"]["metadata"]["labels"] |= DASHBOARD_LABEL
     if stage != "prepare":
         spec["workerGroupSpecs"] = [_workers(stage, platform, settings, names, nodes, training)]
     if stage is None:
@@ -112,7 +111,6 @@ def _head(stage: StageName | None, platform: Platform, size: Size, names: Names,
     template = pods.template(
         stage or SHARED, platform.core, container, names, volumes(names, size), STOP_GRACE if _trains(stage) else None
     )
-    template["metadata"]["labels"] |= DASHBOARD_LABEL
     template["spec"]["initContainers"] = [owner(platform)]
     return template
 

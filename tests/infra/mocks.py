@@ -258,6 +258,12 @@ def run(
         try:
             loop.run_until_complete(run_in_stack(program))
         finally:
+            # A program that failed leaves what waited for the failure. The failure is raised here, and once is enough:
+            # Python would tell of each of them when it finds it unused, at any time, in another test.
+            loop.set_exception_handler(lambda *_: None)
+            for task in (left := asyncio.all_tasks(loop)):
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             loop.close()
 
     # Pulumi keeps its state in context variables: in a context and a thread of its own a run leaves nothing behind.

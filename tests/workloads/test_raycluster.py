@@ -23,7 +23,7 @@ from workloads.labels import DASHBOARD_LABEL
 from workloads.platform import USER, NodeShape
 from workloads.pods import Names
 from workloads.raycluster import ray_cluster_spec
-from workloads.settings import StageName, Workloads
+from workloads.settings import STAGES, StageName, Workloads
 
 Spec = dict[str, Any]
 CRDS = definitions()
@@ -92,7 +92,16 @@ def test_heads_run_no_work_and_hold_no_accelerator(stage: StageName | None) -> N
     assert pod["nodeSelector"] == CORE.node_selector
     assert pod["tolerations"] == []
     assert set(pod["containers"][0]["resources"]["limits"]) == {"cpu", "memory"}
-    assert head(spec)["metadata"]["labels"].items() >= DASHBOARD_LABEL.items()
+
+
+def test_the_dashboard_is_that_of_the_cluster_that_runs_the_stages() -> None:
+    def shown(stage: StageName | None, gang: bool) -> bool:
+        labels = head(spec_of(stage, gang=gang, rayCluster={"enabled": True}))["metadata"]["labels"]
+        return labels.items() >= DASHBOARD_LABEL.items()
+
+    assert all(shown(stage, gang=True) for stage in STAGES)
+    assert not shown(None, gang=True), "people's own cluster, beside those of the stages"
+    assert shown(None, gang=False)
 
 
 def test_preparation_is_one_pod_on_a_core_node() -> None:
