@@ -88,6 +88,7 @@ class StandIn(provider_pb2_grpc.ResourceProviderServicer):
 
     def Check(self, request: Any, context: Any) -> Any:
         """Inputs are taken as they are."""
+        self.cloud.clock.touch()
         return provider_pb2.CheckResponse(inputs=request.news)
 
     def Diff(self, request: Any, context: Any) -> Any:
