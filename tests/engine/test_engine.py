@@ -48,6 +48,16 @@ def test_a_stack_comes_up_stays_and_goes(name: str, new_stack: NewStack, figure:
     )
 
 
+def test_a_mistake_in_the_settings_ends_in_one_line(new_stack: NewStack) -> None:
+    stack = new_stack(STACKS[0], config={"storage": {"sizeGib": 7}})
+    refused = stack.preview()
+    assert refused.code != 0
+    assert "error: llama-trainium:storage.sizeGib: 7, expected " in refused.output
+    assert "Traceback" not in refused.output
+    assert stack.up().code != 0
+    assert not stack.cloud.events
+
+
 @pytest.mark.parametrize("name", STACKS[:1])
 def test_up_goes_on_after_a_fault_anywhere(name: str, new_stack: NewStack, figure: Figure) -> None:
     whole = new_stack(name)
