@@ -58,7 +58,7 @@ test: lint ## lint and all tests
 	$(BIN)/python -m pytest $(ARGS)
 
 test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
-	$(BIN)/python -m pytest tests/engine $(ARGS)
+	ENGINE_FAULTS=$${ENGINE_FAULTS:-types} $(BIN)/python -m pytest tests/engine $(ARGS)
 
 lint: setup ## ruff, its formatter and mypy
 	$(BIN)/ruff check .

@@ -16,11 +16,11 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_kubernetes as k8s
 
+from infra.network import Network, cluster_name
 from infra.settings import Storage
 
 if TYPE_CHECKING:
     from infra.cluster import Cluster
-    from infra.network import Network
 
 LUSTRE_VERSION = "2.15"  # the newest FSx offers, and the client of Amazon Linux 2023
 LNET_PORTS = ((988, 988), (1018, 1023))
@@ -95,6 +95,7 @@ class SharedStorage(pulumi.ComponentResource):
             automatic_backup_retention_days=0,
             # Sunday 03:00 UTC rather than an hour that AWS picks: the file system stops for minutes, and a run with it.
             weekly_maintenance_start_time="7:03:00",
+            tags={"Name": cluster_name()},
             log_configuration=aws.fsx.LustreFileSystemLogConfigurationArgs(destination=log.arn, level="WARN_ERROR"),
             # FSx looks at the group's rules when it creates the file system, and refuses a group without them.
             opts=pulumi.ResourceOptions(parent=self, depends_on=own_rules),
@@ -190,7 +191,8 @@ def _rule(
 def _bucket(name: str, retain: bool, opts: pulumi.ResourceOptions) -> tuple[aws.s3.Bucket, list[pulumi.Resource]]:
     """The bucket, and what protects it. A bucket that is kept keeps its protection."""
     kept = pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(retain_on_delete=retain))
-    bucket = aws.s3.Bucket(name, force_destroy=not retain, opts=kept)
+    # It may outlive the stack, so its name says whose it was. S3 leaves 37 characters before its own suffix.
+    bucket = aws.s3.Bucket(name, bucket_prefix=f"{cluster_name()[:36]}-", force_destroy=not retain, opts=kept)
     closed = aws.s3.BucketPublicAccessBlock(
         f"{name}-private",
         bucket=bucket.bucket,

@@ -2,7 +2,7 @@
 
 It holds no behaviour of its own beyond identity: a resource echoes its inputs and gets the id, the ARN and the computed
 outputs that later resources read. What AWS and Kubernetes refuse because of order is in `order.py`. Everything that
-happens is kept as an event with its time (seconds of time.monotonic), which is what makespan.py measures.
+happens is kept as an event with its time, by the clock of the test.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import ipaddress
 import json
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+from clock import RealClock
 
 Props = dict[str, Any]
 
@@ -39,7 +40,7 @@ class Resource:
 
 @dataclass(frozen=True)
 class Event:
-    """One create, update or delete; `error` is what was answered when it was refused."""
+    """One create, update or delete, its times in seconds; `error` is what was answered when it was refused."""
 
     op: str
     urn: str
@@ -108,6 +109,7 @@ class Cloud:
     live: dict[tuple[str, str], Resource] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
     issued: set[str] = field(default_factory=set)  # ARNs and machine-made ids that were ever given out
+    clock: RealClock = field(default_factory=RealClock)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def of(self, kind: str) -> list[Resource]:
@@ -116,12 +118,12 @@ class Cloud:
 
     def create(self, urn: str, kind: str, inputs: Props) -> Resource:
         """Make a resource, or raise Refused."""
-        started = time.monotonic()
+        started = self.clock.now()
         try:
             with self.lock:
                 resource = self._made(urn, kind, inputs)
                 self._refuse("create", resource)
-            time.sleep(self.delays.get(kind, 0))
+            self.clock.wait(self.delays.get(kind, 0))
             if self.fault and self.fault.search(urn):
                 raise Refused(f"InternalFailure: injected fault at {urn}")
             with self.lock:
@@ -132,25 +134,25 @@ class Cloud:
                     # A name that the program chose may be a tag's value too; what has digits of ours is a reference.
                     self.issued |= {resource.outputs["arn"]} | ({resource.id} if kind not in NAMES else set())
         except Refused as refused:
-            self.events.append(Event("create", urn, kind, started, time.monotonic(), str(refused)))
+            self.events.append(Event("create", urn, kind, started, self.clock.now(), str(refused)))
             raise
-        self.events.append(Event("create", urn, kind, started, time.monotonic()))
+        self.events.append(Event("create", urn, kind, started, self.clock.now()))
         return resource
 
     def update(self, urn: str, kind: str, key: str, inputs: Props) -> Resource:
         """Give a resource new inputs."""
-        started = time.monotonic()
+        started = self.clock.now()
         with self.lock:
             if (kind, key) not in self.live:
                 raise Refused(f"ResourceNotFoundException: {kind} {key} does not exist")
             resource = Resource(urn, kind, key, inputs, self._outputs(kind, key, inputs))
             self.live[kind, key] = resource
-        self.events.append(Event("update", urn, kind, started, time.monotonic()))
+        self.events.append(Event("update", urn, kind, started, self.clock.now()))
         return resource
 
     def delete(self, urn: str, kind: str, key: str) -> None:
         """Remove a resource, or raise Refused. One that is gone already stays gone."""
-        started = time.monotonic()
+        started = self.clock.now()
         error = None
         with self.lock:
             resource = self.live.get((kind, key))
@@ -160,7 +162,7 @@ class Cloud:
                     del self.live[kind, key]
                 except Refused as refused:
                     error = refused
-        self.events.append(Event("delete", urn, kind, started, time.monotonic(), str(error) if error else None))
+        self.events.append(Event("delete", urn, kind, started, self.clock.now(), str(error) if error else None))
         if error:
             raise error
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 # How long AWS takes, in seconds, by type (issue 4). What is not named here takes a few seconds at most.
-SECONDS = {
+SECONDS: dict[str, float] = {
     "aws:eks/cluster:Cluster": 600,
     "aws:fsx/lustreFileSystem:LustreFileSystem": 480,
     "docker-build:index:Image": 300,

@@ -58,7 +58,7 @@ class Run:
 
 
 class Stack:
-    """A stack in `folder`; `config` replaces keys of the stack file, `env` adds to the environment of every run."""
+    """A stack in `folder`; `config` replaces keys of the stack file, commands in `path` are found first."""
 
     def __init__(
         self,
@@ -68,15 +68,15 @@ class Stack:
         port: int,
         packages: tuple[str, ...] = PACKAGES,
         config: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        path: Path | None = None,
     ) -> None:
         self.name, self.cloud, self.project = name, cloud, folder / "project"
         tools = folder / "bin"
-        for path in (self.project, tools, folder / "state", folder / "home"):
-            path.mkdir(parents=True)
-        for path in ROOT.iterdir():
-            if not path.name.startswith((".", "Pulumi")):
-                (self.project / path.name).symlink_to(path)
+        for made in (self.project, tools, folder / "state", folder / "home"):
+            made.mkdir(parents=True)
+        for entry in ROOT.iterdir():
+            if not entry.name.startswith((".", "Pulumi")):
+                (self.project / entry.name).symlink_to(entry)
         settings = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
         # The interpreter of the tests has the SDKs; the project's own .venv may not be there.
         settings["runtime"] = {"name": "python", "options": {"virtualenv": sys.prefix}}
@@ -94,14 +94,13 @@ class Stack:
             (folder / "home" / "plugins").symlink_to(plugins())
         self.env = {
             **{key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "PULUMI_"))},
-            "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(tools), *([str(path)] if path else []), os.environ["PATH"]]),
             "PULUMI_HOME": str(folder / "home"),
             "PULUMI_BACKEND_URL": f"file://{folder / 'state'}",
             "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
             "PULUMI_DEBUG_PROVIDERS": ",".join(f"{package}:{port}" for package in packages),
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
-            **(env or {}),
         }
         self.run("stack", "init", name).ok()
         self.run("config", "set", "--secret", "huggingFaceToken", TOKEN, "--stack", name).ok()

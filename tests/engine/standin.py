@@ -16,8 +16,10 @@ from typing import Any
 import grpc
 from cloud import Cloud, Props, Refused
 from google.protobuf import empty_pb2, json_format, struct_pb2
+from pulumi.runtime import rpc
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc, resource_pb2, resource_pb2_grpc
 
+SECRET = {rpc._special_sig_key: rpc._special_secret_sig}
 CONFIG_FILE = "kubernetes:yaml/v2:ConfigFile"
 DEFINITION = "kubernetes:apiextensions.k8s.io/v1:CustomResourceDefinition"
 
@@ -28,15 +30,25 @@ def type_of(urn: str) -> str:
 
 
 def props(struct: struct_pb2.Struct) -> Props:
-    """Property values as Python has them; `__defaults` is the SDKs' own."""
-    found: Props = json_format.MessageToDict(struct)
+    """Property values as Python has them, secrets opened; `__defaults` is the SDKs' own."""
+    found: Props = opened(json_format.MessageToDict(struct))
     return {key: value for key, value in found.items() if key != "__defaults"}
 
 
-def struct(values: Props) -> struct_pb2.Struct:
-    """Property values as the engine reads them."""
+def opened(value: Any) -> Any:
+    """A value without the marks of the secrets in it."""
+    if isinstance(value, dict):
+        return opened(value["value"]) if SECRET.items() <= value.items() else {k: opened(v) for k, v in value.items()}
+    return [opened(item) for item in value] if isinstance(value, list) else value
+
+
+def struct(values: Props, like: struct_pb2.Struct | None = None) -> struct_pb2.Struct:
+    """Property values as the engine reads them; what is a secret in `like`, or holds one, is a secret again."""
+    given = json_format.MessageToDict(like) if like else {}
+    secret = {key for key, value in given.items() if opened(value) != value}
+    marked = {key: {**SECRET, "value": value} if key in secret else value for key, value in values.items()}
     made = struct_pb2.Struct()
-    json_format.ParseDict(json.loads(json.dumps(values)), made)
+    json_format.ParseDict(json.loads(json.dumps(marked)), made)
     return made
 
 
@@ -47,8 +59,8 @@ class StandIn(provider_pb2_grpc.ResourceProviderServicer):
         self.cloud = cloud
 
     def Handshake(self, request: Any, context: Any) -> Any:
-        """The oldest protocol: the engine keeps secrets and dependencies by itself."""
-        return provider_pb2.ProviderHandshakeResponse()
+        """The oldest protocol that has components: with secrets, without outputs and resources as values."""
+        return provider_pb2.ProviderHandshakeResponse(accept_secrets=True)
 
     def Attach(self, request: Any, context: Any) -> Any:
         """The engine's address, which the stand-in has no use for."""
@@ -72,10 +84,11 @@ class StandIn(provider_pb2_grpc.ResourceProviderServicer):
 
     def Configure(self, request: Any, context: Any) -> Any:
         """Previews are answered without making anything."""
-        return provider_pb2.ConfigureResponse(supportsPreview=True)
+        return provider_pb2.ConfigureResponse(supportsPreview=True, acceptSecrets=True)
 
     def Check(self, request: Any, context: Any) -> Any:
         """Inputs are taken as they are."""
+        self.cloud.clock.touch()
         return provider_pb2.CheckResponse(inputs=request.news)
 
     def Diff(self, request: Any, context: Any) -> Any:
@@ -91,7 +104,7 @@ class StandIn(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.CreateResponse(id="", properties=request.properties)
         with told(context):
             made = self.cloud.create(request.urn, type_of(request.urn), props(request.properties))
-            return provider_pb2.CreateResponse(id=made.id, properties=struct(made.outputs))
+            return provider_pb2.CreateResponse(id=made.id, properties=struct(made.outputs, request.properties))
 
     def Read(self, request: Any, context: Any) -> Any:
         """A refresh finds what exists; what does not has no id."""
@@ -106,7 +119,7 @@ class StandIn(provider_pb2_grpc.ResourceProviderServicer):
             return provider_pb2.UpdateResponse(properties=request.news)
         with told(context):
             made = self.cloud.update(request.urn, type_of(request.urn), request.id, props(request.news))
-            return provider_pb2.UpdateResponse(properties=struct(made.outputs))
+            return provider_pb2.UpdateResponse(properties=struct(made.outputs, request.news))
 
     def Delete(self, request: Any, context: Any) -> Any:
         """Remove it from the cloud."""

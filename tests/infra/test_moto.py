@@ -12,7 +12,8 @@ import pytest
 from botocore.exceptions import ClientError, ParamValidationError
 from mocks import Recorded, Registered
 from moto import mock_aws
-from moto_account import NOT_IN_MOTO, TRANSLATORS, Account, of_moto
+from moto_account import NOT_IN_MOTO, Account, of_moto
+from moto_translators import TRANSLATORS
 
 # Actions that the Service Authorization Reference lists without a resource type: for them "*" is the only resource.
 # ec2:GetSecurityGroupsForVpc is there for what AWS's own policies have (infra/policies_controllers.py).

@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 import pytest
 import yaml
-from conftest import ZONES, build_base
+from base_platform import ZONES, build_base
 from mocks import Recorded, Registered, run
 
 from infra import versions

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from conftest import ZONES, build_base
+from base_platform import ZONES, build_base
 from mocks import Recorded, Registered, run
 
 from infra.settings import Storage

@@ -14,10 +14,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import hashlib
 import signal
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pytest
+from makers import SettingsMaker, TokenStoreMaker
 
 from training.config import Settings, load_settings
 from training.data.store import MANIFEST, ShardWriter, dtype_for, write_json
@@ -27,20 +28,6 @@ from training.data.store import MANIFEST, ShardWriter, dtype_for, write_json
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DOCUMENT = 250  # tokens
-
-
-class TokenStoreMaker(Protocol):
-    """See the fixture `token_store`."""
-
-    def __call__(
-        self, path: Path, vocab_size: int = 512, tokens: int = 20_000, tokenizer: str | None = None, seed: int = 0
-    ) -> Path: ...
-
-
-class SettingsMaker(Protocol):
-    """See the fixture `small_settings`."""
-
-    def __call__(self, tmp_path: Path, **overrides: object) -> Settings: ...
 
 
 @pytest.fixture(scope="session")

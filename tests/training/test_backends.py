@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import SettingsMaker
+from makers import SettingsMaker
 from processes import FAULTS, start
 from torch.distributed.tensor import DTensor
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from conftest import SettingsMaker, TokenStoreMaker
+from makers import SettingsMaker, TokenStoreMaker
 
 from training.cli import cli, main
 from training.config import load_settings, preset_names, setting_fields

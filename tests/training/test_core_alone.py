@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import yaml
-from conftest import SettingsMaker, TokenStoreMaker
+from makers import SettingsMaker, TokenStoreMaker
 
 ROOT = Path(__file__).parents[2]
 ABSENT = (

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from conftest import SettingsMaker, TokenStoreMaker
+from makers import SettingsMaker, TokenStoreMaker
 from processes import launch, losses_of, records_of, start, steps_of, until, weights_of
 
 from training.config import Settings

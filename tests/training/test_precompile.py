@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SettingsMaker, TokenStoreMaker
+from makers import SettingsMaker, TokenStoreMaker
 from processes import launch, records_of, start
 
 from training.backends import World, make_backend

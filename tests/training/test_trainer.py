@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SettingsMaker, TokenStoreMaker
 from hypothesis import given
 from hypothesis import strategies as st
+from makers import SettingsMaker, TokenStoreMaker
 from processes import launch, losses_of, records_of, start, steps_of, train_and_block, train_on, until, weights_of
 
 from training.backends import World
