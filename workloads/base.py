@@ -101,7 +101,9 @@ class Base(pulumi.ComponentResource):
         self.token_secret = self._secret("hugging-face", TOKEN_KEY, secrets.hugging_face_token)
         self.ray_token = self._secret("ray-token", RAY_TOKEN_KEY, secrets.ray_token)
         self.redis_password = self._secret("redis", REDIS_KEY, secrets.redis_password)
-        self.queue = self._queue(settings, platform, settings.queue.name or prefix)
+        queue = settings.queue.name or prefix
+        # Without gangs Volcano has no part in it, and need not be there.
+        self.queue = self._queue(settings, platform, queue) if settings.gang else pulumi.Output.from_input(queue)
         self.priority_class = k8s.scheduling.v1.PriorityClass(
             f"{name}-priority",
             metadata=k8s.meta.v1.ObjectMetaArgs(name=f"{prefix}-stages", labels=PART_OF),

@@ -180,6 +180,9 @@ class Cloud:
                 metadata = {"name": inputs.get("name") or label, "namespace": inputs.get("namespace") or "default"}
             key = "/".join(filter(None, [metadata.get("namespace"), metadata["name"]]))
             outputs = {**inputs, "status": {"status": "deployed", "name": metadata["name"]}}
+            if kind == "kubernetes:ray.io/v1:RayJob":
+                times = {"startTime": "2026-11-21T10:00:00Z", "endTime": "2026-11-21T11:00:00Z"}
+                outputs["status"] = {"jobStatus": "SUCCEEDED", "jobDeploymentStatus": "Complete", **times}
             if kind != "kubernetes:helm.sh/v3:Release":
                 outputs["metadata"] = metadata
             return Resource(urn, kind, key, inputs, outputs)

@@ -152,6 +152,10 @@ def test_the_queue_holds_the_devices_of_its_nodes_unless_told_otherwise(base: Re
     assert (queue["spec"]["weight"], queue["spec"]["capability"]) == (3, {"aws.amazon.com/neuron": "32"})
 
 
+def test_without_gangs_volcano_need_not_be_there() -> None:
+    assert make(given={"gang": False, "rayCluster": {"enabled": True}}).of(QUEUE) == []
+
+
 @given(
     nodes=st.integers(1, 1000),
     neuron=st.integers(0, 16),
