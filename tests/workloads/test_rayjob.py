@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kuberay_rules import refused_job
+from mocks import ROOT
 from schemas import definitions, mistakes
 from stages import (
     CORE,
@@ -36,6 +37,7 @@ from training.precompile import ingredients
 from workloads.platform import SETTINGS_PATH, NodeShape
 from workloads.rayjob import job_names, pulumi_timeout, ray_job_metadata, ray_job_spec, stage_settings
 from workloads.settings import STAGES, StageName, Workloads
+from workloads.versions import RAY
 
 CRDS = definitions()
 OTHER_IMAGE = IMAGE.replace("a" * 64, "b" * 64)
@@ -196,6 +198,13 @@ def test_the_command_is_one_that_the_image_has(stage: StageName) -> None:
     container = spec["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
     (mounted,) = [each for each in container["volumeMounts"] if each["name"] == "settings"]
     assert mounted["mountPath"] == str(SETTINGS_PATH)
+
+
+def test_the_image_has_the_ray_that_kuberay_is_told_of_and_takes_jobs() -> None:
+    """Without the extra `default` a head has no dashboard, and no job ever reaches it."""
+    (ray,) = re.findall(r"^ray\[(.*)\]==(.*)$", (ROOT / "requirements-training.txt").read_text(), re.MULTILINE)
+    assert "default" in ray[0].split(",")
+    assert ray[1] == RAY
 
 
 @pytest.mark.parametrize("stage", STAGES)
