@@ -23,7 +23,9 @@ from infra.network import Network
 from infra.nodes import CoreNodes
 from infra.operators import Operators
 from infra.storage import SharedStorage
+from infra.workload_identity import workload_identity
 from stack_settings import AwsStack, ExistingStack
+from workloads.base import SERVICE_ACCOUNT
 from workloads.platform import Platform, VolumeSource
 
 
@@ -60,6 +62,10 @@ def aws_platform(settings: AwsStack, stack: str) -> Made:
     autoscaler = Autoscaler("autoscaler", settings, cluster, network, core.role, accelerators, tags, pods_run, in_aws)
     after = [*addons.storage, devices, *operators.installed, *autoscaler.ready]
     after += [resource for group in accelerators for resource in group.ready]
+    # EKS hands out an identity to pods that start after it is there.
+    after.append(
+        workload_identity("workloads", storage, cluster, settings.workloads.namespace, SERVICE_ACCOUNT, in_aws)
+    )
     if settings.cluster.load_balancer_controller:
         after.append(LoadBalancerController("ingress", settings, network, cluster, pods_run, in_aws))
 
@@ -80,7 +86,13 @@ def aws_platform(settings: AwsStack, stack: str) -> Made:
 
 def existing_platform(settings: ExistingStack) -> Made:
     """A cluster of the kubeconfig with CPUs: operators, if they are to be installed, and nothing else."""
-    provider = k8s.Provider("cluster", context=settings.context, enable_server_side_apply=True)
+    provider = k8s.Provider(
+        "cluster",
+        context=settings.context,
+        enable_server_side_apply=True,
+        # Claim and namespace of an earlier time are still there where the claim is the data (workloads/base.py).
+        upsert_existing_objects=not settings.volume.host_path,
+    )
     operators = Operators("operators", settings, provider, [], settings.workloads.gang)
     one_node = settings.nodes.count == 1
     volume = VolumeSource(
@@ -93,4 +105,4 @@ def existing_platform(settings: ExistingStack) -> Made:
     platform = Platform(
         provider, image, volume, settings.worker_shape(), settings.core_shape(), operators.installed, backend="cpu"
     )
-    return Made(platform, {"image": image})
+    return Made(platform, {"image": image, **({"context": settings.context} if settings.context else {})})

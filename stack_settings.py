@@ -51,7 +51,6 @@ class Runs(Section):
         None, description="a Pulumi secret: the password of the Redis at workloads.redisAddress"
     )
 
-
     def secret(self, key: str) -> pulumi.Output[str] | None:
         """The value of the secret `key` (snake_case) as Pulumi keeps it: encrypted in the state, never shown."""
         value = getattr(self, key)

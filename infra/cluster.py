@@ -174,6 +174,7 @@ class Cluster(pulumi.ComponentResource):
     def _cni_configuration(self, security_group: str, subnets: Mapping[str, str]) -> dict[str, Any]:
         """VPC CNI's values; `subnets` are the pods' subnets by the name (not id) of their zone."""
         return {
+            "enableNetworkPolicy": "true",
             "env": {
                 "AWS_VPC_K8S_CNI_CUSTOM_NETWORK_CFG": "true",
                 "ENI_CONFIG_LABEL_DEF": "topology.kubernetes.io/zone",

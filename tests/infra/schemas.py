@@ -62,7 +62,7 @@ def definitions(folder: Path = CRD_DIR) -> Definitions:
     """The schemas of a folder of CustomResourceDefinitions; empty where there is no such folder."""
     found: Definitions = {}
     for path in sorted(folder.glob("*.yaml")):
-        for item in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+        for item in yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader):
             spec = (item or {}).get("spec", {})
             for version in spec.get("versions", []):
                 schema = _strict(version["schema"]["openAPIV3Schema"])
