@@ -26,18 +26,26 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from schemas import CRD_DIR
 
 from infra import versions
 
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "openssl", "pulumi-resource-kubernetes")
 TOKEN = "engine"
+DEFINITIONS_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 # The custom resources that the program itself makes, by the chart that brings their definitions: group, kind, plural.
 DEFINITIONS = {
     "karpenter-crd": [
         ("karpenter.sh", "NodePool", "nodepools"),
         ("karpenter.k8s.aws", "EC2NodeClass", "ec2nodeclasses"),
-    ]
+    ],
+    "kuberay-operator": [("ray.io", "RayJob", "rayjobs"), ("ray.io", "RayCluster", "rayclusters")],
+    "volcano": [("scheduling.volcano.sh", "Queue", "queues")],
 }
+MPI_JOB = ("kubeflow.org", "MPIJob", "mpijobs")
+# The version of each that the program asks for, and whether its objects are in a namespace.
+VERSIONS = {"scheduling.volcano.sh": "v1beta1", "kubeflow.org": "v2beta1"}
+NAMESPACED = ("ray.io", "kubeflow.org")
 
 
 def missing() -> str | None:
@@ -60,6 +68,7 @@ class ApiServer:
     def __init__(self, folder: Path, port: int) -> None:
         self.endpoint = f"https://127.0.0.1:{port}"
         self.certificate = folder / "certs" / "apiserver.crt"
+        self.kubeconfig = folder / "kubeconfig"
 
     @property
     def ca(self) -> str:
@@ -69,12 +78,36 @@ class ApiServer:
     def request(self, path: str, method: str = "GET", body: Any = None) -> Any:
         """What the server answers; urllib's errors are the caller's."""
         data = None if body is None else json.dumps(body).encode()
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/merge-patch+json"}
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": kind}
         request = urllib.request.Request(self.endpoint + path, data, headers, method=method)
         context = ssl.create_default_context(cafile=str(self.certificate))
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:
             text = answer.read().decode()
         return json.loads(text) if text.startswith("{") else text
+
+    def define(self, file: Path) -> None:
+        """Make the custom resource definition in `file`, and wait until the server serves it."""
+        made = yaml.safe_load(file.read_text())
+        self.request(DEFINITIONS_PATH, "POST", made)
+        path, end = f"{DEFINITIONS_PATH}/{made['metadata']['name']}", time.monotonic() + 30
+        while not any(
+            (each["type"], each["status"]) == ("Established", "True")
+            for each in self.request(path).get("status", {}).get("conditions") or ()
+        ):
+            assert time.monotonic() < end, f"{file} is not established after 30 s"
+            time.sleep(0.1)
+
+    def everything(self) -> dict[str, Any]:
+        """All objects that the server has, by the path of their list."""
+        roots = ["/api/v1"]
+        roots += [f"/apis/{group['preferredVersion']['groupVersion']}" for group in self.request("/apis")["groups"]]
+        return {
+            f"{root}/{kind['name']}": self.request(f"{root}/{kind['name']}")["items"]
+            for root in roots
+            for kind in self.request(root)["resources"]
+            if "list" in kind["verbs"]
+        }
 
     def wait(self, seconds: float = 60) -> None:
         """Until it is ready, or TimeoutError."""
@@ -90,13 +123,18 @@ class ApiServer:
 
     def pods_are_ready(self, stop: threading.Event) -> None:
         """Declare every pod Ready, as a kubelet would, until told to stop."""
-        ready = {"status": {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}}
+        ready = {
+            "phase": "Running",
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "podIP": "192.0.2.1",  # without one it is no endpoint of a Service
+            "podIPs": [{"ip": "192.0.2.1"}],
+        }
         while not stop.wait(0.3):
             try:
                 for pod in self.request("/api/v1/pods?fieldSelector=status.phase%3DPending")["items"]:
                     meta = pod["metadata"]
                     path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}/status"
-                    self.request(path, "PATCH", ready)
+                    self.request(path, "PATCH", {"status": ready})
             except OSError:
                 continue  # gone between the list and the patch, or the server is going
 
@@ -144,11 +182,10 @@ def serving(folder: Path) -> Iterator[ApiServer]:
             "--authorization-mode=RBAC",
         )
         server.wait()
-        config = folder / "kubeconfig"
-        config.write_text(json.dumps(kubeconfig(server)))
+        server.kubeconfig.write_text(json.dumps(kubeconfig(server)))
         run(
             "kube-controller-manager",
-            f"--kubeconfig={config}",
+            f"--kubeconfig={server.kubeconfig}",
             f"--service-account-private-key-file={key}",
             "--leader-elect=false",
             "--bind-address=127.0.0.1",
@@ -202,16 +239,26 @@ def chart_archive(chart: versions.Chart) -> bytes:
 
 
 def definition(group: str, kind: str, plural: str) -> dict[str, Any]:
-    """A custom resource definition that takes any fields."""
+    """The definition of a custom resource: the operators' own where CRD_DIR has it, or one that takes any fields."""
+    own = CRD_DIR / f"{group}_{plural}.yaml"
+    if own.exists():
+        found: dict[str, Any] = yaml.safe_load(own.read_text())
+        return found
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+    version = {
+        "name": VERSIONS.get(group, "v1"),
+        "served": True,
+        "storage": True,
+        "schema": {"openAPIV3Schema": schema},
+        "subresources": {"status": {}},
+    }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": f"{plural}.{group}"},
         "spec": {
             "group": group,
-            "scope": "Cluster",
+            "scope": "Namespaced" if group in NAMESPACED else "Cluster",
             "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
             "versions": [version],
         },
@@ -232,8 +279,7 @@ def charts(folder: Path) -> Iterator[str]:
         ]
     (folder / "index.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "entries": entries}))
     # The MPI operator has no chart: its definition lies beside them (infra/mpi_operator.py).
-    mpi_job = definition("kubeflow.org", "MPIJob", "mpijobs")
-    (folder / f"mpi-operator-{versions.MPI_OPERATOR}.yaml").write_text(yaml.safe_dump(mpi_job))
+    (folder / f"mpi-operator-{versions.MPI_OPERATOR}.yaml").write_text(yaml.safe_dump(definition(*MPI_JOB)))
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:

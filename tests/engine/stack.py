@@ -50,6 +50,8 @@ class Run:
     code: int
     output: str
     seconds: float
+    ended: float
+    """time.monotonic()"""
 
     def ok(self) -> Run:
         """This run, or a failure that shows what the engine said."""
@@ -58,7 +60,10 @@ class Run:
 
 
 class Stack:
-    """A stack in `folder`; `config` replaces keys of the stack file, commands in `path` are found first."""
+    """A stack in `folder`; `config` replaces keys of the stack file, commands in `path` are found first.
+
+    `packages` are those that the stand-in answers for; `env` is added to the environment of the commands.
+    """
 
     def __init__(
         self,
@@ -69,6 +74,7 @@ class Stack:
         packages: tuple[str, ...] = PACKAGES,
         config: Mapping[str, Any] | None = None,
         path: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.cloud, self.project = name, cloud, folder / "project"
         tools = folder / "bin"
@@ -81,10 +87,10 @@ class Stack:
         # The interpreter of the tests has the SDKs; the project's own .venv may not be there.
         settings["runtime"] = {"name": "python", "options": {"virtualenv": sys.prefix}}
         (self.project / "Pulumi.yaml").write_text(yaml.safe_dump(settings))
-        values = yaml.safe_load((ROOT / f"Pulumi.{name}.yaml").read_text())
-        values["config"] |= {f"llama-trainium:{key}": value for key, value in (config or {}).items()}
-        (self.project / f"Pulumi.{name}.yaml").write_text(yaml.safe_dump(values))
-        cloud.region = values["config"]["llama-trainium:region"]
+        self.file = self.project / f"Pulumi.{name}.yaml"
+        shutil.copyfile(ROOT / self.file.name, self.file)
+        self.change(config or {})
+        cloud.region = self.config().get("llama-trainium:region", cloud.region)
         for package in packages:
             # The engine wants to see a plugin before it attaches to a running one.
             plugin = tools / f"pulumi-resource-{package}"
@@ -98,12 +104,29 @@ class Stack:
             "PULUMI_HOME": str(folder / "home"),
             "PULUMI_BACKEND_URL": f"file://{folder / 'state'}",
             "PULUMI_CONFIG_PASSPHRASE": PASSPHRASE,
-            "PULUMI_DEBUG_PROVIDERS": ",".join(f"{package}:{port}" for package in packages),
             "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
+            **(env or {}),
         }
+        if packages:
+            self.env["PULUMI_DEBUG_PROVIDERS"] = ",".join(f"{package}:{port}" for package in packages)
         self.run("stack", "init", name).ok()
-        self.run("config", "set", "--secret", "huggingFaceToken", TOKEN, "--stack", name).ok()
+        self.secret("huggingFaceToken", TOKEN)
+
+    def config(self) -> dict[str, Any]:
+        """The stack file's values."""
+        found: dict[str, Any] = yaml.safe_load(self.file.read_text())["config"]
+        return found
+
+    def change(self, config: Mapping[str, Any]) -> None:
+        """Replace keys of the stack file."""
+        values = yaml.safe_load(self.file.read_text())
+        values["config"] |= {f"llama-trainium:{key}": value for key, value in config.items()}
+        self.file.write_text(yaml.safe_dump(values))
+
+    def secret(self, key: str, value: str) -> None:
+        """`pulumi config set --secret`."""
+        self.run("config", "set", "--secret", key, value, "--stack", self.name).ok()
 
     def run(self, *args: str) -> Run:
         """`pulumi ARGS` in the project."""
@@ -120,7 +143,8 @@ class Stack:
             stderr=subprocess.STDOUT,
             timeout=900,
         )
-        return Run(args, done.returncode, done.stdout, time.monotonic() - started)
+        ended = time.monotonic()
+        return Run(args, done.returncode, done.stdout, ended - started, ended)
 
     def preview(self) -> Run:
         """`pulumi preview`."""
@@ -134,11 +158,15 @@ class Stack:
         """`pulumi destroy` without asking."""
         return self.run("destroy", "--yes", "--skip-preview", "--stack", self.name)
 
-    def resources(self) -> list[Props]:
-        """The resources in the state, as `pulumi stack export` gives them, each with what it depends on."""
+    def exported(self) -> str:
+        """The state, as `pulumi stack export` writes it."""
         path = self.project / "state.json"
         self.run("stack", "export", "--stack", self.name, "--file", str(path)).ok()
-        found: list[Props] = json.loads(path.read_text())["deployment"].get("resources") or []
+        return path.read_text()
+
+    def resources(self) -> list[Props]:
+        """The resources in the state, each with what it depends on."""
+        found: list[Props] = json.loads(self.exported())["deployment"].get("resources") or []
         return found
 
     def owned(self, packages: tuple[str, ...] = PACKAGES) -> set[tuple[str, str]]:
