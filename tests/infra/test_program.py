@@ -122,7 +122,7 @@ def component_providers(each: Registered) -> set[str]:
 
 def test_every_component_and_resource_has_a_parent(stack: Recorded) -> None:
     roots = [each for each in stack if each.parent.split("::")[2] == "pulumi:pulumi:Stack"]
-    assert all(each.type.startswith("llama-trainium:infra:") or each.type == "pulumi:providers:aws" for each in roots)
+    assert all(each.type.startswith("llama-trainium:") or each.type == "pulumi:providers:aws" for each in roots)
 
 
 def test_nodes_come_after_what_makes_them_nodes(stack: Recorded) -> None:
