@@ -141,6 +141,9 @@ class Base(pulumi.ComponentResource):
         """A claim named `data`, on the platform's volume, on a volume of a folder, or on a class of volumes."""
         source = platform.volume
         volume, storage_class = source.volume_name, source.storage_class
+        # A volume that has a name is the claim's with all its space, whatever the claim asks for. It asks for what any
+        # has: Kubernetes refuses to change the size of a claim that no class provisions, and file systems grow.
+        size = "1Gi" if volume or source.host_path else source.capacity
         if not volume and source.host_path:
             storage_class = settings.namespace  # of no class: no other claim takes the volume
             volume = k8s.core.v1.PersistentVolume(
@@ -164,7 +167,7 @@ class Base(pulumi.ComponentResource):
                 volume_mode="Filesystem",
                 storage_class_name=storage_class,
                 volume_name=volume,
-                resources=k8s.core.v1.VolumeResourceRequirementsArgs(requests={"storage": source.capacity}),
+                resources=k8s.core.v1.VolumeResourceRequirementsArgs(requests={"storage": size}),
             ),
             opts=pulumi.ResourceOptions.merge(self._child, self._kept),
         )

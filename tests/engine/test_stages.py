@@ -34,7 +34,11 @@ pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest
 NAMESPACE = "llama-trainium"
 MOST_SECONDS = 15
 """From the change of a job's status to the end of `pulumi up`."""
-PASSWORDS = {"tensorboardPassword": "tb_planted_password", "dashboardPassword": "ray_planted_password"}
+PASSWORDS = {
+    "tensorboardPassword": "tb_planted_password",
+    "dashboardPassword": "ray_planted_password",
+    "redisPassword": "redis_planted_password",
+}
 RATE = {"training": {"preset": "tiny", "workersPerNode": 1, "settings": {"train": {"learning_rate": 0.0005}}}}
 TOKENIZER = {"training": {"preset": "tiny", "workersPerNode": 1, "settings": {"data": {"tokenizer": "train:300"}}}}
 
@@ -144,7 +148,7 @@ def test_a_stage_that_goes_wrong_ends_the_update_and_the_command_it_names_goes_o
     assert ran(there)[count:] == ["train"], "of three stages, the one that is named"
     make_rerun(made, "precompile")
     assert ran(there)[count + 1 :] == ["precompile", "train"], "and what is made of it"
-    assert on(server) == sorted(job.name for job in there.jobs[-3:]) or len(on(server)) == 3
+    assert len(on(server)) == 3
     made.destroy().ok()
     figure(f"stages, ray: a bad end is the end of `pulumi up` within {max(waited):.1f} s ({len(waited)} ends)")
 
@@ -177,7 +181,7 @@ def test_training_may_be_left_running(there: Operators, server: ApiServer, local
 
 
 def test_secrets_are_in_secrets_only(there: Operators, server: ApiServer, local: Callable[..., Stack]) -> None:
-    made = local(toolbox=True)
+    made = local(toolbox=True, redisAddress="redis.example.com:6379")
     for key, value in PASSWORDS.items():
         made.secret(key, value)
     preview, up = made.preview().ok(), made.up().ok()
@@ -199,7 +203,7 @@ def test_secrets_are_in_secrets_only(there: Operators, server: ApiServer, local:
     assert found == []
     # Where they belong the same search finds them; of TensorBoard's password there is only a hash.
     in_secrets = [secret for secret in planted if base64.b64encode(secret.encode()).decode() in kept]
-    assert in_secrets == [TOKEN, PASSWORDS["dashboardPassword"]]
+    assert in_secrets == [TOKEN, PASSWORDS["dashboardPassword"], PASSWORDS["redisPassword"]]
     for kind, name in (("pods", "tensorboard"), ("pods", "toolbox"), ("configmaps", "settings-train")):
         assert name in rendered[f"/api/v1/{kind}"]
     made.destroy().ok()
