@@ -79,7 +79,7 @@ class ApiServer:
         """What the server answers; urllib's errors are the caller's."""
         data = None if body is None else json.dumps(body).encode()
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
-        headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": kind}
+        headers = {"Authorization": f"Bearer {TOKEN}"} | ({"Content-Type": kind} if data else {})
         request = urllib.request.Request(self.endpoint + path, data, headers, method=method)
         context = ssl.create_default_context(cafile=str(self.certificate))
         with urllib.request.urlopen(request, timeout=10, context=context) as answer:
@@ -227,7 +227,8 @@ def chart_archive(chart: versions.Chart) -> bytes:
     about = {"apiVersion": "v2", "name": chart.name, "version": chart.version}
     marker = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{chart.name}-stub"}}
     files = {"Chart.yaml": about, "templates/stub.yaml": marker}
-    files |= {f"crds/{names[2]}.yaml": definition(*names) for names in DEFINITIONS.get(chart.name, [])}
+    # Templates, as in Karpenter's own chart of definitions: Helm never removes what comes in a folder crds/.
+    files |= {f"templates/{names[2]}.yaml": definition(*names) for names in DEFINITIONS.get(chart.name, [])}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         for path, content in files.items():
