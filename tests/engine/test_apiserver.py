@@ -124,7 +124,7 @@ def path_of(resource: Props) -> str:
 
 
 def objects(server: ApiServer) -> set[str]:
-    """Paths of what the server has of the program's kinds, but for what it makes by itself."""
+    """Paths of what the server has of the program's kinds, but for what it makes by itself and what charts keep."""
     found = set()
     for path in PATHS.values():
         try:
@@ -135,6 +135,7 @@ def objects(server: ApiServer) -> set[str]:
             continue  # the kind of a chart that is not installed
         for item in items:
             meta = item["metadata"]
-            if not meta["name"].startswith(OWN):
+            kept = meta.get("annotations", {}).get("helm.sh/resource-policy") == "keep"  # Volcano's own definitions
+            if not kept and not meta["name"].startswith(OWN):
                 found.add(f"{path}/{meta.get('namespace', '')}/{meta['name']}")
     return found
