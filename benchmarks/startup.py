@@ -40,7 +40,7 @@ TorchTrainer(lambda: None, scaling_config=ScalingConfig(num_workers=1)).fit()
 
 def run(quick: bool) -> list[dict[str, Any]]:
     """Rows: seconds of ours and of the peer, medians; the ratio is ours / peer."""
-    repetitions = 1 if quick else 5
+    repetitions = 1 if quick else 3
     shutil.rmtree(FOLDER, ignore_errors=True)
     (FOLDER / "text").mkdir(parents=True)
     for number in range(20):
