@@ -27,7 +27,8 @@ $(VENV)/.installed: $(PINS)
 	@echo "installing into $(VENV) (the first time: several GB, a few minutes)"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(UV)
-	$(UV_ENV) $(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements-dev.txt -c constraints.txt
+	@# Compiled once here, and not anew at every start where Python may not write bytecode (PYTHONDONTWRITEBYTECODE).
+	$(UV_ENV) $(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
 run: setup ## pre-train a small Llama on this machine: prepare, precompile, train, report
