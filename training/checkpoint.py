@@ -90,6 +90,14 @@ class Checkpointer:
             self._writing = self._thread.submit(self._write, step, staged, meta)
         self.stall_seconds = time.perf_counter() - start
 
+    @property
+    def unwritten(self) -> bool:
+        """Whether this rank has files of the last save to write before `publish` may be called."""
+        return False
+
+    def publish(self) -> None:
+        """Called on every rank after the same step, when no rank has files to write: here the thread does it all."""
+
     def wait(self) -> None:
         """Return when the last save is published.
 
@@ -113,15 +121,22 @@ class Checkpointer:
         try:
             if self._team.on_first(lambda: files.make_room(temporary, final)):
                 self._write_files(temporary, state)
-                mine = self._team.gather(lambda: files.checksums(temporary, self._team.rank))
-                listed = {name: entry for entries in mine for name, entry in entries.items()}
-                record = {"step": step, "world_size": self._team.size, "meta": meta, "files": listed}
-                self._team.on_first(lambda: files.publish(temporary, final, record))
-                self._team.on_first(lambda: files.prune(self.directory, self.keep))
+                self._seal(step, temporary, final, meta, lambda: files.written_by(self._team.rank, temporary))
         except Exception as error:
             if self._team.rank == 0:
                 shutil.rmtree(temporary, ignore_errors=True)
-            raise _explain(error, final) from error
+            raise explain(error, final) from error
+
+    def _seal(
+        self, step: int, temporary: Path, final: Path, meta: dict[str, Any], mine: Callable[[], list[str]]
+    ) -> None:
+        """Publish what is in `temporary`, of which this rank puts the files `mine` into the record."""
+        listed: dict[str, Any] = {}
+        for entries in self._team.gather(lambda: files.checksums(temporary, mine())):
+            listed |= entries
+        record = {"step": step, "world_size": self._team.size, "meta": meta, "files": listed}
+        self._team.on_first(lambda: files.publish(temporary, final, record))
+        self._team.on_first(lambda: files.prune(self.directory, self.keep))
 
     def _write_files(self, folder: Path, state: dict[str, Any]) -> None:
         # per_thread_copy_ahead=0: the state is on the CPU already, so leave the GPU's streams alone
@@ -252,7 +267,8 @@ def _cause(error: CheckpointException) -> BaseException:
     return first
 
 
-def _explain(error: Exception, final: Path) -> Exception:
+def explain(error: Exception, final: Path) -> Exception:
+    """What a fault in writing the checkpoint `final` is to the user."""
     if isinstance(error, OSError) and error.errno in _FULL:
         return UserError(
             f"{final.parent}: no room for {final.name} ({error.strerror}), expected space for checkpoint.keep + 1 "

@@ -71,10 +71,14 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def checksums(folder: Path, rank: int) -> dict[str, dict[str, Any]]:
-    """Size and sha256 of the files that `rank` wrote: its own part, and DCP's `.metadata` for rank 0."""
-    mine = sorted(folder.glob(f"__{rank}_*")) + ([folder / ".metadata"] if rank == 0 else [])
-    return {path.name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in mine}
+def written_by(rank: int, folder: Path) -> list[str]:
+    """Names of the files that `rank` wrote through DCP: its own part, and `.metadata` for rank 0."""
+    return sorted(path.name for path in folder.glob(f"__{rank}_*")) + ([".metadata"] if rank == 0 else [])
+
+
+def checksums(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
+    """Size and sha256 of these files."""
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": _sha256(folder / name)} for name in names}
 
 
 def make_room(temporary: Path, final: Path) -> bool:
@@ -93,9 +97,9 @@ def publish(temporary: Path, final: Path, record: dict[str, Any]) -> None:
         json.dump({**record, "sha256": _digest(record)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    _sync_folder(temporary)
+    sync(temporary)
     temporary.rename(final)
-    _sync_folder(final.parent)
+    sync(final.parent)
 
 
 def prune(directory: Path, keep: int) -> None:
@@ -127,8 +131,9 @@ def move_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, on the disk itself."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -167,6 +167,13 @@ class Train(Section):
     loss_chunk: Count = Field(1024, ge=1, description="tokens whose logits exist at one time")
     eval_every: Count = Field(50, ge=1, description="steps between evaluations (the last step is always evaluated)")
     eval_samples: Count = Field(64, ge=1, description="samples of the validation part per evaluation, at most")
+    master_weights: bool = Field(
+        True, description="neuron: float32 weights beside the bfloat16 ones; false: bfloat16 ones alone"
+    )
+    accumulate_float32: bool = Field(
+        True, description="neuron: sum the gradients of micro-batches in float32; false: in bfloat16"
+    )
+    fail_on_compile: bool = Field(False, description="end a run that compiles what `precompile` should have compiled")
     hang_timeout: float = Field(600.0, gt=0, description="seconds without progress that end an attempt")
 
     @model_validator(mode="after")
@@ -185,11 +192,13 @@ class Parallel(Section):
     """How a run is spread out."""
 
     workers: Count = Field(1, ge=1, description="processes, one per device (a NeuronCore, a GPU)")
-    # No preset sets it: how many devices must share a layer follows from the devices' memory as much as from the model,
-    # and a preset must start on one CPU too. A stack sets it beside its accelerators.
     tensor_parallel_size: Count = Field(
         1, ge=1, description="workers that share the matrices of a layer; more than 1 needs the neuron backend"
     )
+    sequence_parallel: bool = Field(
+        True, description="workers that share matrices share the sequence between the layers too"
+    )
+    zero_1: bool = Field(True, description="neuron: share out the optimizer's state over the data-parallel workers")
 
     @model_validator(mode="after")
     def _whole_groups(self) -> Parallel:
@@ -211,10 +220,11 @@ class Run(Section):
 
     dir: Path = Field(Path("runs/default"), description="folder of the run; shared storage on a cluster")
     backend: Literal["auto", "cpu", "cuda", "neuron"] = Field(
-        "auto", description="device; auto: cuda where there is one, else cpu (neuron is not built yet)"
+        "auto", description="device; auto: cuda where there is one, neuron in its image, else cpu"
     )
-    launcher: Literal["local", "ray"] = Field(
-        "local", description="what starts the workers; ray: embedded or RAY_ADDRESS"
+    launcher: Literal["local", "ray", "mpi"] = Field(
+        "local",
+        description="what starts the workers; ray: embedded or RAY_ADDRESS; mpi: mpirun, here or on its hostfile",
     )
     cache_dir: Path | None = Field(None, description="folder of compiled code [default: beside RUN.DIR, compile-cache]")
     max_failures: Count = Field(3, ge=0, description="restarts from the last checkpoint before a run gives up")
@@ -265,6 +275,15 @@ class Settings(Section):
                 f"parallel.tensor_parallel_size: {parallel.tensor_parallel_size}, expected a divisor or a multiple of "
                 f"model.num_key_value_heads ({self.model.num_key_value_heads})"
             )
+        split = {"model.vocab_size": self.model.vocab_size, "model.intermediate_size": self.model.intermediate_size}
+        if parallel.sequence_parallel:
+            split["train.seq_length"] = self.train.seq_length
+        for key, length in split.items():
+            if length % parallel.tensor_parallel_size:
+                raise ValueError(
+                    f"{key}: {length}, expected a multiple of parallel.tensor_parallel_size "
+                    f"({parallel.tensor_parallel_size})"
+                )
         if (self.data.trained_vocab_size or 0) > self.model.vocab_size:
             raise ValueError(
                 f"data.tokenizer: {self.data.tokenizer}, expected at most model.vocab_size ({self.model.vocab_size})"

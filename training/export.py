@@ -13,20 +13,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from training import neuron_files
 from training.checkpoint import latest, load, read_meta
 from training.config import Model, Settings
 from training.errors import UserError
+from training.model import Llama
 from training.progress import Progress
 
 SHARD_SIZE = "5GB"  # of a safetensors file; the default of huggingface_hub
@@ -69,16 +69,19 @@ def export(settings: Settings, output: Path | None, progress: Progress) -> Path:
     llama = _llama_config(config, _read_json(manifest))
     with _replacing(folder) as temporary:
         shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
-        _write_weights(checkpoint, temporary, config.tie_word_embeddings, progress)
+        llama["torch_dtype"] = str(_write_weights(checkpoint, temporary, config, progress)).removeprefix("torch.")
         (temporary / CONFIG).write_text(json.dumps(llama, indent=2) + "\n", encoding="utf-8")
     return folder
 
 
-def load_pretrained(model: nn.Module, path: Path, config: Model) -> None:
+def load_pretrained(
+    model: Llama, path: Path, config: Model, assign: Callable[[torch.Tensor, torch.Tensor], object] | None = None
+) -> None:
     """Fill the parameters of `model` from the Hugging Face folder `path`, in place, converting the dtype.
 
-    `model` may be sharded (FSDP2): each rank reads what it holds. Raises `UserError` naming the first setting that
-    differs between `config` and `path`'s config.json, with both values, or the file or tensor that is missing.
+    `assign(parameter, values)` stores the whole tensor `values` in a parameter that may be a part of it. Raises
+    `UserError` naming the first setting that differs between `config` and `path`'s config.json, with both values, or
+    the file or tensor that is missing.
     """
     _check_config(path, config)
     wanted = dict(model.named_parameters())  # a tied head comes once, as the embedding
@@ -93,37 +96,48 @@ def load_pretrained(model: nn.Module, path: Path, config: Model) -> None:
             raise UserError(f"{path}: unknown tensor {name}, expected the weights of a Llama without biases")
     with torch.no_grad():
         for name, value in _read_tensors(path, files):
-            if value.shape != wanted[name].shape:
-                shapes = f"{list(value.shape)}, expected {list(wanted[name].shape)}"
-                raise UserError(f"{path / files[name]}: tensor {name} has the shape {shapes}")
             parameter = wanted[name]
-            if isinstance(parameter, DTensor):  # src_data_rank=None: every rank has read it, so nothing is sent
-                value = distribute_tensor(
-                    value.to(parameter.device), parameter.device_mesh, parameter.placements, src_data_rank=None
-                )
-            parameter.copy_(value)
+            shape = list(model.parts.full_shape(parameter))
+            if list(value.shape) != shape:
+                shapes = f"{list(value.shape)}, expected {shape}"
+                raise UserError(f"{path / files[name]}: tensor {name} has the shape {shapes}")
+            assign(parameter, value.to(parameter.device)) if assign else parameter.copy_(value)
 
 
-def _write_weights(checkpoint: Path, folder: Path, tied: bool, progress: Progress) -> None:
-    """The model part of the checkpoint as safetensors, shard by shard: no model, no optimizer, no process group."""
+def _write_weights(checkpoint: Path, folder: Path, config: Model, progress: Progress) -> torch.dtype:
+    """The model part of the checkpoint as safetensors, shard by shard: no model, no optimizer, no process group.
+
+    Returns the dtype of the weights.
+    """
     from huggingface_hub import split_torch_state_dict_into_shards
     from safetensors.torch import save_file
 
-    saved = FileSystemReader(checkpoint).read_metadata().state_dict_metadata
-    tensors: dict[str, torch.Tensor] = {}
-    for key, entry in saved.items():
-        section, _, name = key.partition(".")
-        if section == "model" and isinstance(entry, TensorStorageMetadata) and not (tied and name == "lm_head.weight"):
-            tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+    tensors, read = neuron_files.weights(checkpoint, config) if neuron_files.wrote(checkpoint) else _dcp(checkpoint)
+    if config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
     split = split_torch_state_dict_into_shards(tensors, max_shard_size=SHARD_SIZE)
     for done, (filename, names) in enumerate(split.filename_to_tensors.items(), start=1):
-        shard = {name: torch.empty_like(tensors[name], device="cpu") for name in names}
-        load(checkpoint, {"model": shard})
-        save_file(shard, folder / filename, metadata={"format": "pt"})
+        save_file(read(names), folder / filename, metadata={"format": "pt"})
         progress.update(done, len(split.filename_to_tensors))
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return next(iter(tensors.values())).dtype
+
+
+def _dcp(checkpoint: Path) -> neuron_files.Weights:
+    tensors: dict[str, torch.Tensor] = {}
+    for key, entry in FileSystemReader(checkpoint).read_metadata().state_dict_metadata.items():
+        section, _, name = key.partition(".")
+        if section == "model" and isinstance(entry, TensorStorageMetadata):
+            tensors[name] = torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
+
+    def read(names: list[str]) -> dict[str, torch.Tensor]:
+        shard = {name: torch.empty_like(tensors[name], device="cpu") for name in names}
+        load(checkpoint, {"model": shard})
+        return shard
+
+    return tensors, read
 
 
 def _llama_config(config: Model, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ F intermediate size, V vocabulary, N = B x S tokens.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,21 +35,69 @@ def attention(q_BHSE: torch.Tensor, k_BKSE: torch.Tensor, v_BKSE: torch.Tensor) 
     return F.scaled_dot_product_attention(q_BHSE, k_BKSE, v_BKSE, is_causal=True, enable_gqa=grouped)
 
 
+def project(x_BSD: torch.Tensor, columns: Sequence[nn.Module], unit: int = 1) -> list[torch.Tensor]:
+    """The outputs of several `column` layers on one input. `unit`: features that a rank must have together."""
+    return [column(x_BSD) for column in columns]
+
+
+# What `selective` keeps: the results that cost most to compute again for the memory they take. Not bmm, whose results
+# are attention scores where attention is no operation of its own.
+_KEPT: frozenset[object] = frozenset(
+    {
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+    }
+)
+
+
+def _keep(kept: frozenset[object], ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def recompute(
+    how: str, costly: frozenset[object], layer: Callable[..., torch.Tensor], *args: torch.Tensor
+) -> torch.Tensor:
+    """`layer(*args)`, with its activations computed again in the backward pass: all, or all that `selective` drops."""
+    if how == "full":
+        return checkpoint(layer, *args, use_reentrant=False)
+    policy = functools.partial(_keep, _KEPT | costly)
+    contexts = functools.partial(create_selective_checkpoint_contexts, policy)
+    return checkpoint(layer, *args, use_reentrant=False, context_fn=contexts)
+
+
+def _as_it_is(x_BSD: torch.Tensor) -> torch.Tensor:
+    return x_BSD
+
+
+def _own_shape(parameter: torch.Tensor) -> Sequence[int]:
+    return parameter.shape
+
+
 @dataclass(frozen=True)
 class Layers:
     """What a backend may split over tensor-parallel ranks or has a faster form of; the defaults are plain torch.
 
-    `column` splits its outputs, `row` its inputs and sums, `embedding` its rows. `loss` maps
-    (hidden_ND, head_VD, targets_N, chunk, compiled) to the mean cross-entropy. `costly` are operations of these layers
-    whose results `selective` activation checkpointing is to keep.
+    `column` splits its outputs, `row` its inputs and sums, `embedding` its rows. Between them the sequence may be
+    split: `project` takes such an input, and `whole` puts the last layer's output together for the loss. `loss` maps
+    (hidden_ND, head_VD, targets_N, chunk, compiled) to the mean cross-entropy. `recompute` is activation checkpointing,
+    and `costly` are operations of these layers whose results it is to keep when `selective`. `full_shape` is the shape
+    of the whole of a parameter of which a rank holds a part.
     """
 
     column: Callable[[int, int], nn.Module] = _linear
     row: Callable[[int, int], nn.Module] = _linear
     embedding: Callable[[int, int], nn.Module] = nn.Embedding
+    project: Callable[[torch.Tensor, Sequence[nn.Module], int], list[torch.Tensor]] = project
     attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] = attention
+    whole: Callable[[torch.Tensor], torch.Tensor] = _as_it_is
     loss: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, bool], torch.Tensor] = linear_cross_entropy
+    recompute: Callable[..., torch.Tensor] = recompute
     costly: frozenset[object] = frozenset()
+    full_shape: Callable[[torch.Tensor], Sequence[int]] = _own_shape
 
 
 def rotary_table(head_dim: int, length: int, theta: float, device: torch.device | None = None) -> torch.Tensor:
@@ -77,7 +125,7 @@ class Attention(nn.Module):
     def __init__(self, config: Model, layers: Layers) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.attention = layers.attention
+        self.attention, self.project = layers.attention, layers.project
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.q_proj = layers.column(config.hidden_size, heads * self.head_dim)
         self.k_proj = layers.column(config.hidden_size, kv_heads * self.head_dim)
@@ -88,10 +136,8 @@ class Attention(nn.Module):
         def heads(y: torch.Tensor) -> torch.Tensor:  # the number of heads is this rank's share under tensor parallelism
             return y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
 
-        q_BHSE = rotate(heads(self.q_proj(x_BSD)), table_2SE)
-        k_BKSE = rotate(heads(self.k_proj(x_BSD)), table_2SE)
-        v_BKSE = heads(self.v_proj(x_BSD))
-        y_BHSE = self.attention(q_BHSE, k_BKSE, v_BKSE)
+        q, k, v = self.project(x_BSD, (self.q_proj, self.k_proj, self.v_proj), self.head_dim)
+        y_BHSE = self.attention(rotate(heads(q), table_2SE), rotate(heads(k), table_2SE), heads(v))
         return self.o_proj(y_BHSE.transpose(1, 2).flatten(2))
 
 
@@ -100,30 +146,14 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: Model, layers: Layers) -> None:
         super().__init__()
+        self.project = layers.project
         self.gate_proj = layers.column(config.hidden_size, config.intermediate_size)
         self.up_proj = layers.column(config.hidden_size, config.intermediate_size)
         self.down_proj = layers.row(config.intermediate_size, config.hidden_size)
 
     def forward(self, x_BSD: torch.Tensor) -> torch.Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
-
-
-# What `selective` keeps: the results that cost most to compute again for the memory they take. Not bmm, whose results
-# are attention scores where attention is no operation of its own.
-_KEPT: frozenset[object] = frozenset(
-    {
-        torch.ops.aten.mm.default,
-        torch.ops.aten.addmm.default,
-        torch.ops.aten._scaled_dot_product_flash_attention.default,
-        torch.ops.aten._scaled_dot_product_efficient_attention.default,
-        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    }
-)
-
-
-def _keep(kept: frozenset[object], ctx: object, op: object, *args: object, **kwargs: object) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if op in kept else CheckpointPolicy.PREFER_RECOMPUTE
+        gate, up = self.project(x_BSD, (self.gate_proj, self.up_proj), 1)
+        return self.down_proj(F.silu(gate) * up)
 
 
 class DecoderLayer(nn.Module):
@@ -136,17 +166,13 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = FeedForward(config, layers)
         self.activation_checkpointing = activation_checkpointing
-        self.kept = _KEPT | layers.costly
+        self.recompute, self.costly = layers.recompute, layers.costly
 
     def forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
         # The checkpoint is inside forward, so that a compiled layer contains it and the policy sees every operation.
         if self.activation_checkpointing == "none" or not torch.is_grad_enabled():
             return self._forward(x_BSD, table_2SE)
-        if self.activation_checkpointing == "full":
-            return checkpoint(self._forward, x_BSD, table_2SE, use_reentrant=False)
-        policy = functools.partial(_keep, self.kept)
-        contexts = functools.partial(create_selective_checkpoint_contexts, policy)
-        return checkpoint(self._forward, x_BSD, table_2SE, use_reentrant=False, context_fn=contexts)
+        return self.recompute(self.activation_checkpointing, self.costly, self._forward, x_BSD, table_2SE)
 
     def _forward(self, x_BSD: torch.Tensor, table_2SE: torch.Tensor) -> torch.Tensor:
         x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), table_2SE)
@@ -215,7 +241,7 @@ class Llama(nn.Module):
     def init_weights(self, seed: int, assign: Callable[[torch.Tensor, torch.Tensor], object] | None = None) -> None:
         """Fill the weights: normal with `initializer_range`, norms at one.
 
-        `assign(parameter, values)` stores the whole tensor `values`; a backend with sharded parameters gives its own.
+        `assign(parameter, values)` stores the whole tensor `values`; a backend with parameters in parts gives its own.
 
         What adds to the residual stream (o_proj, down_proj) is scaled by 1 / sqrt(2 x layers), so that its variance
         does not grow with depth (Radford et al. 2019, GPT-2, section 2.3). The same seed gives the same weights on any
@@ -226,7 +252,7 @@ class Llama(nn.Module):
         for name, parameter in self.named_parameters():
             residual = name.endswith(("o_proj.weight", "down_proj.weight"))
             scale = (2 * self.config.num_hidden_layers) ** -0.5 if residual else 1.0
-            values = torch.ones(parameter.shape, device=parameter.device)
+            values = torch.ones(self.parts.full_shape(parameter), device=parameter.device)
             if parameter.ndim > 1:
                 values.normal_(0.0, std * scale, generator=generator)
             assign(parameter, values) if assign else parameter.copy_(values)
@@ -245,10 +271,10 @@ class Llama(nn.Module):
 
     def logits(self, tokens_BS: torch.Tensor) -> torch.Tensor:
         """Logits of every position, [B, S, V]: for tests and small inputs; training never makes them whole."""
-        return self.lm_head(self.model(tokens_BS))
+        return self.lm_head(self.parts.whole(self.model(tokens_BS)))
 
     def forward(self, tokens_BS: torch.Tensor, targets_BS: torch.Tensor) -> torch.Tensor:
         """Mean cross-entropy (nats, float32 scalar) of `targets_BS` after `tokens_BS`."""
-        hidden_ND = self.model(tokens_BS).flatten(0, 1)
+        hidden_ND = self.parts.whole(self.model(tokens_BS)).flatten(0, 1)
         head_VD = self.lm_head.get_parameter("weight")
         return self.parts.loss(hidden_ND, head_VD, targets_BS.flatten(), self.loss_chunk, self.compiled)

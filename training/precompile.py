@@ -1,63 +1,42 @@
 """The stage `precompile`: has everything compiled that training will ask for, before accelerators wait for it.
 
-Compiled code goes to `CACHE_DIR/KEY`, where the key is a digest of all that it depends on (`ingredients`), so on shared
-storage one compilation serves every worker, restart and run of the same shape. All layers are alike and are compiled
-one by one, so a model of one layer compiles the same code as one of eighty.
+torch.compile: all layers are alike and are compiled one by one, so a model of one layer compiles the same code as one
+of eighty, on one device.
+
+Neuron: a step is one graph, which names every rank. So all workers of the run trace its graphs (`extract_graphs`, which
+takes the place of training in their processes), and then one machine compiles them side by side (`precompile`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters
 
-from training.backends import Backend, World, make_backend
+from training.backends import World, backend_name, make_backend, neuron
+from training.compile_cache import use_cache
 from training.config import Settings
-from training.rundir import write_atomically
+from training.errors import RunFailed
+from training.rundir import RunDir, write_atomically
+from training.step import evaluate, train_step
 
-
-def ingredients(settings: Settings, backend: Backend) -> dict[str, Any]:
-    """All that compiled code depends on; plain JSON values."""
-    model = settings.model.model_dump(
-        mode="json", exclude={"init_from", "num_hidden_layers", "initializer_range", "tie_word_embeddings"}
-    )
-    train = settings.train.model_dump(
-        mode="json", include={"seq_length", "micro_batch_size", "loss_chunk", "activation_checkpointing"}
-    )
-    versions = {"torch": torch.__version__, "python": platform.python_version()}
-    device = {"backend": backend.name, "device": backend.device_name, "dtype": str(backend.dtype)}
-    if backend.name == "cpu":  # the number of threads is written into the code
-        device["threads"] = str(torch.get_num_threads())
-    return {"model": model, "train": train, "device": device, "versions": versions}
-
-
-def use_cache(settings: Settings, backend: Backend) -> Path:
-    """Make torch compile into, and from, the folder of this run's key; returns the folder."""
-    text = json.dumps(ingredients(settings, backend), sort_keys=True)
-    folder = settings.cache_dir.resolve() / hashlib.sha256(text.encode()).hexdigest()[:16]
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
-    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
-    return folder
-
-
-def cache_counts() -> dict[str, int]:
-    """Graphs that this process found in the cache and that it had to compile, so far."""
-    found, missed = counters["aot_autograd"], counters["inductor"]
-    return {"hits": found["autograd_cache_hit"] + missed["fxgraph_cache_hit"], "misses": missed["fxgraph_cache_miss"]}
+STEPS = 3  # the first step of a process makes optimizer state, the second uses it, the third is like all others
+COMPILER = ("neuron_parallel_compile", "--command", "compile", sys.executable, "-c", "")
 
 
 def precompile(settings: Settings) -> str:
     """Compile the training and the evaluation step of `settings` on this process's device, unless the cache has them.
 
-    Returns one line that says what was found or done.
+    Returns one line that says what was found or done. Raises `RunFailed` when Neuron's compiler fails.
     """
+    if backend_name(settings) == "neuron":
+        return _compile_extracted(settings)
     one_layer = settings.model.model_copy(update={"num_hidden_layers": 1, "init_from": None})
     small = settings.model_copy(
         update={"model": one_layer, "parallel": settings.parallel.model_copy(update={"workers": 1})}
@@ -66,7 +45,7 @@ def precompile(settings: Settings) -> str:
     if not backend.compiles:
         why = "train.compile is false" if settings.train.compile is False else "no C++ compiler with Python.h here"
         return f"nothing to compile: {why}"
-    folder = use_cache(settings, backend)
+    folder = use_cache(settings, backend.ingredients())
     manifest = folder / "manifest.json"
     if files := _complete(manifest):
         return f"found all {files} files in {folder}"
@@ -82,11 +61,65 @@ def precompile(settings: Settings) -> str:
     with torch.no_grad(), backend.autocast():
         model(tokens_BS, tokens_BS)
 
+    files = _write_manifest(manifest, backend.ingredients(), started)
+    return f"compiled {files} files into {folder}"
+
+
+def asks_for_graphs(settings: Settings) -> bool:
+    """Whether the workers must trace the graphs of this run before `precompile` can compile them."""
+    if backend_name(settings) != "neuron" or neuron.cpu_mode():
+        return False
+    return not _complete(use_cache(settings, neuron.ingredients(settings)) / "manifest.json")
+
+
+def extract_graphs(settings: Settings, world: World) -> None:
+    """Trace every graph of the run on this worker of it: what training does, on tokens that are all 0.
+
+    Where NEURON_EXTRACT_GRAPHS_ONLY is set nothing is computed: the graphs go to the compiler's cache.
+    """
+    backend = make_backend(settings, world)
+    model = backend.build_model()
+    optimizer = backend.optimizer(model)
+    train = settings.train
+    rows = settings.accumulation_steps * train.micro_batch_size
+    tokens_BS1 = torch.zeros((rows, train.seq_length + 1), dtype=torch.int64)
+    batch = tokens_BS1[: train.micro_batch_size], torch.ones(train.micro_batch_size)
+    for _ in range(2):  # as from the start, and as from a checkpoint
+        for _ in range(STEPS):
+            train_step(backend, settings, model, optimizer, tokens_BS1, train.learning_rate, (False, False))()
+        evaluate(backend, model, [batch, batch])
+        optimizer.load_state_dict(optimizer.state_dict())
+    if world.rank == 0:
+        RunDir(settings.run.dir).write_outcome("done", "traced the graphs of a step and of an evaluation")
+
+
+def _compile_extracted(settings: Settings) -> str:
+    if neuron.cpu_mode():
+        return "nothing to compile: NXD_CPU_MODE"
+    parts = neuron.ingredients(settings)
+    folder = use_cache(settings, parts)
+    manifest = folder / "manifest.json"
+    if _complete(manifest):
+        return f"found all {len(neuron.compiled_graphs(folder))} graphs in {folder}"
+    started = time.perf_counter()
+    done = subprocess.run(COMPILER, capture_output=True, text=True, env=os.environ)
+    compiled, extracted = neuron.compiled_graphs(folder), neuron.extracted_graphs(folder)
+    if done.returncode or not extracted or extracted - compiled:
+        said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+        raise RunFailed(
+            f"{folder}: {len(extracted & compiled)} of {len(extracted)} graphs compiled "
+            f"({COMPILER[0]} ended with {done.returncode}: {said}), expected all; the same command goes on from there"
+        )
+    _write_manifest(manifest, parts, started)
+    return f"compiled {len(compiled)} graphs into {folder}"
+
+
+def _write_manifest(manifest: Path, ingredients: dict[str, Any], started: float) -> int:
+    folder = manifest.parent
     sizes = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-    seconds = round(time.perf_counter() - started, 1)
-    record = {"seconds": seconds, "ingredients": ingredients(settings, backend), "files": sizes}
+    record = {"seconds": round(time.perf_counter() - started, 1), "ingredients": ingredients, "files": sizes}
     write_atomically(manifest, json.dumps(record, indent=2) + "\n")
-    return f"compiled {len(sizes)} files into {folder}"
+    return len(sizes)
 
 
 def _complete(manifest: Path) -> int:

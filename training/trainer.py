@@ -10,28 +10,34 @@ Numbers are read one step late: while the host looks at the loss of step N, the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import platform
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from training import checkpoint
-from training.backends import Backend, World, make_backend
+from training.backends import Backend, World, make_backend, neuron
 from training.checks import check_resume, checkpoint_meta
+from training.compile_cache import use_cache
 from training.config import Settings
 from training.data.samples import Loader, SampleOrder, Samples, validation_batches
 from training.data.store import TokenStore
-from training.errors import RunFailed
+from training.errors import RunFailed, UserError
+from training.launchers.group import silent_ranks
 from training.metrics import MetricsWriter, flops_per_token
-from training.precompile import cache_counts, use_cache
+from training.precompile import extract_graphs
 from training.rundir import RunDir
+from training.start_checks import check_sum
+from training.step import evaluate, train_step
 from training.watch import Watch
+
+_Batch = tuple[torch.Tensor, torch.Tensor]
 
 WRITER_WAIT_SECONDS = 60.0  # what a killed launcher's rank 0 is given to be gone
 
@@ -53,13 +59,16 @@ def train(settings: Settings, world: World, parent: int | None = None) -> None:
     """Train until `train.steps` or a request to stop, on this worker.
 
     `parent`: process that must stay this one's parent (see `Watch`). Raises `RunFailed` on a fault that a restart
-    may mend and `UserError` on what it cannot.
+    may mend and `UserError` on what it cannot. Where Neuron is to extract graphs, it does that and nothing else.
     """
+    if neuron.extracts_graphs():
+        return extract_graphs(settings, world)
     run = RunDir(settings.run.dir)
     with contextlib.ExitStack() as stack:
         if world.rank == 0:
             stack.enter_context(run.writer_lock(WRITER_WAIT_SECONDS))
-        watch = stack.enter_context(Watch(run, world.rank, settings.train.hang_timeout, parent))
+        silent = functools.partial(silent_ranks, world)
+        watch = stack.enter_context(Watch(run, world.rank, settings.train.hang_timeout, parent, silent))
         _Attempt(settings, world, run, watch, stack).run_to_end()
 
 
@@ -71,8 +80,11 @@ class _Attempt:
     ) -> None:
         self.settings, self.world, self.run, self.watch = settings, world, run, watch
         self.backend: Backend = make_backend(settings, world)
+        watch.beat(0, "adding up over all workers")
+        check_sum(self.backend)
+        watch.beat(0, "starting")
         if self.backend.compiles:
-            use_cache(settings, self.backend)
+            use_cache(settings, self.backend.ingredients())
         self.model = self.backend.build_model()
         self.optimizer = self.backend.optimizer(self.model)
         self.checkpointer = self.backend.checkpointer(settings.checkpoint_dir, settings.checkpoint.keep)
@@ -84,7 +96,7 @@ class _Attempt:
         if path is not None:
             meta = checkpoint.read_meta(path)
             check_resume(settings, meta, path)
-            checkpoint.restore(path, self.model, self.optimizer)
+            self.backend.restore(path, self.model, self.optimizer)
             self.start = meta["step"]
         self.saved = self.start
 
@@ -96,8 +108,7 @@ class _Attempt:
                 samples,
                 SampleOrder(len(samples), settings.train.seed),
                 settings.train.global_batch_size,
-                world.rank,
-                world.size,
+                *self.backend.data_parallel,
                 self.start,
                 pin_memory=self.backend.device.type == "cuda",
             )
@@ -151,41 +162,35 @@ class _Attempt:
 
     def _issue_step(self, step: int) -> Callable[[], bool]:
         """One optimizer step; what it returns reads the results, records them, and says whether to stop."""
-        settings, backend, model = self.settings, self.backend, self.model
         tokens_BS1 = self.loader.next()
         waited = self.loader.wait_seconds
-        rate = learning_rate(settings, step)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        passes = settings.accumulation_steps
-        loss = torch.zeros((), device=backend.device)
-        for index, micro_BS1 in enumerate(tokens_BS1.split(settings.train.micro_batch_size)):
-            micro_BS1 = micro_BS1.to(backend.device, non_blocking=True)
-            with backend.gradient_sync(model, last=index == passes - 1):
-                with backend.autocast():
-                    micro_loss = model(micro_BS1[:, :-1], micro_BS1[:, 1:]) / passes
-                micro_loss.backward()
-            loss += micro_loss.detach()
-        grad_norm = backend.clip_grad_norm(model)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        shared = backend.sum_(torch.stack((loss, torch.full_like(loss, self.watch.stop_requested))))
-        read = backend.read_later(torch.stack((*shared, grad_norm.detach(), loss)))
-        backend.step_boundary()
+        rate = learning_rate(self.settings, step)
+        flags = (self.watch.stop_requested, self.checkpointer.unwritten)
+        read = train_step(self.backend, self.settings, self.model, self.optimizer, tokens_BS1, rate, flags)
         return lambda: self._read_step(step, rate, waited, *read())
 
     def _read_step(
-        self, step: int, rate: float, waited: float, loss: float, stop: float, grad_norm: float, own_loss: float
+        self,
+        step: int,
+        rate: float,
+        waited: float,
+        loss: float,
+        stop: float,
+        unwritten: float,
+        grad_norm: float,
+        own_loss: float,
     ) -> bool:
         loss /= self.world.size
+        if not unwritten:  # on any worker: all of them see this after the same step
+            self.checkpointer.publish()
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise self._not_finite(step, own_loss, grad_norm)
         now = time.perf_counter()
         seconds, self.clock = now - self.clock, now
         train = self.settings.train
         per_second = train.global_batch_size * train.seq_length / seconds
-        if step == self.start + 1 and self.backend.compiles:
-            self._write({"type": "compile", "step": step, **cache_counts()})
+        if self.backend.compiles:
+            self._count_compiled(step)
         self._write(
             {
                 "type": "train",
@@ -204,40 +209,46 @@ class _Attempt:
 
     def _not_finite(self, step: int, own_loss: float, grad_norm: float) -> RunFailed:
         """The same error on every rank, naming the first rank whose own loss is at fault."""
-        losses = [own_loss]
-        if self.world.size > 1:
-            gathered: list[Any] = [None] * self.world.size
-            dist.all_gather_object(gathered, own_loss)
-            losses = gathered
+        losses = self.backend.gather(own_loss)
         rank = next((rank for rank, loss in enumerate(losses) if not math.isfinite(loss)), 0)
         what = f"the gradient norm is {grad_norm}" if math.isfinite(losses[rank]) else f"the loss is {losses[rank]}"
         message = f"{what}, expected a finite number"
         self._write({"type": "failure", "rank": rank, "step": step, "message": message})
         return RunFailed(f"rank {rank}, step {step}: {message}")
 
-    @torch.no_grad()
+    def _count_compiled(self, step: int) -> None:
+        """Record what was compiled for the first step; `train.fail_on_compile` looks at the later ones too."""
+        first, strict = step == self.start + 1, self.settings.train.fail_on_compile
+        if not (first or strict):
+            return
+        counts = self.backend.cache_counts()
+        if first:
+            self._write({"type": "compile", "step": step, **counts})
+        if strict and (misses := counts["misses"]):
+            raise UserError(
+                f"train.fail_on_compile: {misses} graphs were compiled by step {step}, expected all of them in the "
+                f"cache of {self.settings.cache_dir}: run `precompile` with the same settings"
+            )
+
     def _evaluate(self, step: int) -> None:
         assert self.valid is not None
-        self.model.eval()
-        total = torch.zeros(2, device=self.backend.device)
-        train, world = self.settings.train, self.world
-        batches = validation_batches(self.valid, train.eval_samples, train.micro_batch_size, world.rank, world.size)
-        for tokens_BS1, weights_B in batches:
+        train = self.settings.train
+        batches = validation_batches(
+            self.valid, train.eval_samples, train.micro_batch_size, *self.backend.data_parallel
+        )
+        loss = evaluate(self.backend, self.model, self._beating(batches, step))
+        self._write({"type": "valid", "step": step, "tokens": self._tokens(step), "loss": loss})
+
+    def _beating(self, batches: Iterator[_Batch], step: int) -> Iterator[_Batch]:
+        for batch in batches:
             self.watch.beat(step, "evaluating")
-            tokens_BS1, weights_B = tokens_BS1.to(self.backend.device), weights_B.to(self.backend.device)
-            targets_BS = tokens_BS1[:, 1:].masked_fill(weights_B[:, None] == 0, -100)
-            with self.backend.autocast():
-                mean = self.model(tokens_BS1[:, :-1], targets_BS)
-            total += torch.stack((mean * weights_B.sum(), weights_B.sum()))
-        loss_sum, count = self.backend.sum_(total).tolist()
-        self.model.train()
-        self._write({"type": "valid", "step": step, "tokens": self._tokens(step), "loss": loss_sum / count})
+            yield batch
 
     def _save(self, step: int) -> None:
         if step == self.saved:
             return
         self.watch.beat(step, "saving a checkpoint")
-        state = checkpoint.training_state(self.model, self.optimizer)
+        state = self.backend.training_state(self.model, self.optimizer)
         self.checkpointer.save(step, state, checkpoint_meta(self.settings, step, self.store_sha256))
         self.saved = step
         self._write({"type": "checkpoint", "step": step, "stall_seconds": self.checkpointer.stall_seconds})

@@ -52,6 +52,8 @@ _PRECOMPILE: dict[str, tuple[str, ...] | None] = {
         "compile",
         "activation_checkpointing",
         "loss_chunk",
+        "master_weights",
+        "accumulate_float32",
     ),
     "parallel": None,
     "run": ("dir", "cache_dir", "backend"),

@@ -243,13 +243,14 @@ paths = names.filter(lambda name: not name.startswith("~")).map(Path)
 @st.composite
 def any_model(draw: st.DrawFn, largest: int = 10_000) -> Model:
     kv_heads, group, half = draw(st.integers(1, 8)), draw(st.integers(1, 4)), draw(st.integers(1, 16))
+    heads = kv_heads * group
     return Model(
-        hidden_size=kv_heads * group * half * 2,
-        num_attention_heads=kv_heads * group,
+        hidden_size=heads * half * 2,
+        num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        intermediate_size=draw(st.integers(1, largest)),
+        intermediate_size=heads * draw(st.integers(1, max(1, largest // heads))),
         num_hidden_layers=draw(st.integers(1, 4)),
-        vocab_size=draw(st.integers(2, largest)),
+        vocab_size=2 * heads * draw(st.integers(1, max(1, largest // (2 * heads)))),
         rope_theta=draw(positive),
         rms_norm_eps=draw(positive),
         max_position_embeddings=draw(st.integers(1, 10_000)),
@@ -264,6 +265,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
     steps, rates = draw(st.integers(1, 2**31 - 1)), sorted((draw(positive), draw(positive)))
     groups, micro = draw(st.integers(1, 64)), draw(st.integers(1, 64))
     tensor_parallel = draw(st.sampled_from([1, model.num_key_value_heads, model.num_attention_heads]))
+    length = draw(st.integers(1, model.max_position_embeddings))
     tokenizers = names.filter(lambda name: not name.startswith("train:"))
     if model.vocab_size >= 257:
         tokenizers |= st.integers(257, model.vocab_size).map("train:{}".format)
@@ -278,7 +280,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
                 "skip_bad": draw(st.booleans()),
             },
             "train": {
-                "seq_length": draw(st.integers(1, model.max_position_embeddings)),
+                "seq_length": length,
                 "micro_batch_size": micro,
                 "global_batch_size": micro * groups * draw(st.integers(1, 64)),
                 "steps": steps,
@@ -289,7 +291,11 @@ def any_settings(draw: st.DrawFn) -> Settings:
                 "compile": draw(st.sampled_from(["auto", True, False])),
                 "activation_checkpointing": draw(st.sampled_from(["none", "selective", "full"])),
             },
-            "parallel": {"workers": groups * tensor_parallel, "tensor_parallel_size": tensor_parallel},
+            "parallel": {
+                "workers": groups * tensor_parallel,
+                "tensor_parallel_size": tensor_parallel,
+                "sequence_parallel": draw(st.booleans()) if length % tensor_parallel == 0 else False,
+            },
             "run": {"dir": draw(paths), "launcher": draw(st.sampled_from(["local", "ray"]))},
         }
     )

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import training.export
+from training.backends.cuda import assign_sharded
 from training.checkpoint import Checkpointer, training_state
 from training.config import Data, Model, Run, Settings, Train
 from training.errors import UserError
@@ -105,7 +106,7 @@ def test_a_sharded_model_takes_its_part(exported: Path) -> None:
     try:
         model = Llama(LLAMA3)
         fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        load_pretrained(model, exported, LLAMA3)
+        load_pretrained(model, exported, LLAMA3, assign_sharded)
         tensors = load_file(exported / "model.safetensors")
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor)

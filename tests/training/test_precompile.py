@@ -11,8 +11,9 @@ from makers import SettingsMaker, TokenStoreMaker
 from processes import launch, records_of, start
 
 from training.backends import World, make_backend
+from training.compile_cache import use_cache
 from training.config import Settings
-from training.precompile import precompile, use_cache
+from training.precompile import precompile
 
 needs_compiler = pytest.mark.skipif(
     not make_backend(Settings(), World()).can_compile(), reason="no C++ compiler with Python.h on this machine"
@@ -69,7 +70,7 @@ def test_the_key_holds_what_compiled_code_depends_on(
 
     def folder(**overrides: object) -> Path:
         settings = small_settings(tmp_path, **overrides)
-        return use_cache(settings, make_backend(settings, World()))
+        return use_cache(settings, make_backend(settings, World()).ingredients())
 
     same = folder()
     for key, value in {

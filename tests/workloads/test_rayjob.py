@@ -27,13 +27,12 @@ from stages import (
     write_settings,
 )
 
-from training.backends import World, make_backend
+from training.backends import World, make_backend, neuron
 from training.checks import checkpoint_meta
 from training.cli import cli
 from training.config import Settings as TrainingSettings
 from training.config import load_settings, setting_fields
 from training.data.prepare import prepare
-from training.precompile import ingredients
 from workloads.platform import SETTINGS_PATH, NodeShape
 from workloads.rayjob import job_names, pulumi_timeout, ray_job_metadata, ray_job_spec, stage_settings
 from workloads.settings import STAGES, StageName, Workloads
@@ -181,8 +180,8 @@ def test_precompile_compiles_the_same_code_and_is_held_to_the_same_run(tmp_path:
     its_own = load_settings(config=write_settings(tmp_path, stage_settings(run, "precompile")))
     assert its_own.cache_dir == run.cache_dir
     assert its_own.run.dir == run.run.dir
-    backend = make_backend(run, World())
-    assert ingredients(its_own, backend) == ingredients(run, backend)
+    for ingredients in (neuron.ingredients, lambda settings: make_backend(settings, World()).ingredients()):
+        assert ingredients(its_own) == ingredients(run)
     assert checkpoint_meta(its_own, 1, "t") == checkpoint_meta(run, 1, "t"), "what a run with checkpoints refuses"
     assert its_own.train.steps >= run.train.steps, "nor is it refused for steps that are done"
 

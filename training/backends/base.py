@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.checkpoint import Checkpointer
+from training.checkpoint import Checkpointer, restore, training_state
+from training.compile_cache import inductor_counts
 from training.config import Settings
 from training.export import load_pretrained
 from training.model import Layers, Llama
@@ -32,6 +34,8 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    meeting: str = ""
+    """Where the workers of this attempt meet (`training.launchers.group`); of no matter to one on its own."""
 
     @classmethod
     def from_env(cls) -> World:
@@ -44,7 +48,7 @@ class Backend(ABC):
     """One device of one worker."""
 
     name: ClassVar[str]
-    asynchronous: ClassVar[bool]
+    asynchronous: bool
     """Whether the device works on its own, so that reading the results of a step at once would make it wait."""
     layers = Layers()
 
@@ -69,6 +73,11 @@ class Backend(ABC):
     @abstractmethod
     def auto_dtype(self) -> torch.dtype:
         """What `train.dtype: auto` means."""
+
+    @property
+    def data_parallel(self) -> tuple[int, int]:
+        """Which share of a batch this worker trains on: rank and number of the groups that hold the whole model."""
+        return self.world.rank, self.world.size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -96,22 +105,25 @@ class Backend(ABC):
         config = self.settings.model
         model.init_weights(self.settings.train.seed, assign)
         if config.init_from is not None:
-            load_pretrained(model, config.init_from, config)
+            load_pretrained(model, config.init_from, config, assign)
 
     @abstractmethod
     def build_model(self) -> nn.Module:
         """The model with its initial weights, compiled and wrapped for the workers of this run."""
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW; norms and biases do not decay."""
+        """AdamW."""
         train = self.settings.train
+        betas, groups = (train.beta1, train.beta2), self.parameter_groups(model)
+        return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_eps, fused=True)
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Parameters by their weight decay: norms and biases do not decay."""
         parameters = [p for p in model.parameters() if p.requires_grad]
-        groups = [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": train.weight_decay},
+        return [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": self.settings.train.weight_decay},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        betas = (train.beta1, train.beta2)
-        return torch.optim.AdamW(groups, lr=train.learning_rate, betas=betas, eps=train.adam_eps, fused=True)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of a forward pass."""
@@ -125,8 +137,15 @@ class Backend(ABC):
         """Scale the gradients to a norm of at most `train.grad_clip`; returns the norm before."""
         return torch.nn.utils.clip_grad_norm_(model.parameters(), self.settings.train.grad_clip)
 
+    def update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """Clip the gradients, take the optimizer's step and drop the gradients; returns their norm, a scalar."""
+        grad_norm = self.clip_grad_norm(model)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return grad_norm
+
     def step_boundary(self) -> None:  # noqa: B027 - most devices need nothing here
-        """Called when all work of an optimizer step is issued."""
+        """Called when all work of an optimizer step, or of a batch of the evaluation, is issued."""
 
     def read_later(self, values: torch.Tensor) -> Callable[[], list[float]]:
         """Start to bring `values` to the host; the result waits for them, but for no later work of the device."""
@@ -138,9 +157,40 @@ class Backend(ABC):
             dist.all_reduce(values)
         return values
 
+    def gather(self, value: float) -> list[float]:
+        """`value` of every worker, by rank."""
+        values = [value] * self.world.size
+        if self.world.size > 1:
+            dist.all_gather_object(values, value)
+        return values
+
     def checkpointer(self, directory: Path, keep: int) -> Checkpointer:
-        """What saves and restores this backend's state."""
+        """What writes what `training_state` returns."""
         return Checkpointer(directory, keep)
+
+    def training_state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What a run needs to go on exactly."""
+        return training_state(model, optimizer)
+
+    def restore(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Put the checkpoint at `path` into `model` and `optimizer`, bit for bit."""
+        restore(path, model, optimizer)
+
+    def cache_counts(self) -> dict[str, int]:
+        """`hits` and `misses`: graphs that this worker found in the cache of compiled code, and that it compiled."""
+        return inductor_counts()
+
+    def ingredients(self) -> dict[str, Any]:
+        """All that compiled code depends on; plain JSON values."""
+        model = self.settings.model.model_dump(
+            mode="json", exclude={"init_from", "num_hidden_layers", "initializer_range", "tie_word_embeddings"}
+        )
+        train = self.settings.train.model_dump(
+            mode="json", include={"seq_length", "micro_batch_size", "loss_chunk", "activation_checkpointing"}
+        )
+        versions = {"torch": torch.__version__, "python": platform.python_version()}
+        device = {"backend": self.name, "device": self.device_name, "dtype": str(self.dtype)}
+        return {"model": model, "train": train, "device": device, "versions": versions}
 
     def memory_bytes(self) -> int | None:
         """Peak of device memory so far; None where the device does not say."""

@@ -74,6 +74,11 @@ class CpuBackend(Backend):
         compiler = any(map(shutil.which, filter(None, (os.environ.get("CXX"), "g++", "clang++"))))
         return compiler and (Path(sysconfig.get_path("include")) / "Python.h").exists()
 
+    def ingredients(self) -> dict[str, Any]:
+        parts = super().ingredients()
+        parts["device"]["threads"] = str(torch.get_num_threads())  # it is written into the code
+        return parts
+
     def build_model(self) -> nn.Module:
         model = self.bare_model()
         self.fill(model)
