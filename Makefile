@@ -73,9 +73,10 @@ format: setup ## let ruff mend what it can
 bench: setup ## compare with peers in one run; writes benchmarks/RESULTS.md
 	$(BIN)/python -m benchmarks.run $(ARGS)
 
-docs: setup ## write the tables of settings: README.md, docs/configuration.md
+docs: setup ## write the tables: README.md, docs/configuration.md, docs/trainium.md
 	PYTHONPATH=. $(BIN)/python docs/settings_table.py
 	PYTHONPATH=. $(BIN)/python docs/configuration_table.py
+	PYTHONPATH=. $(BIN)/python docs/plan_figures.py
 
 architecture: setup ## draw docs/images/architecture.svg from the program's own graph
 	$(BIN)/python docs/architecture_picture.py

@@ -21,6 +21,7 @@ from training.config import Settings
 from training.errors import RunFailed, UserError
 from training.launchers import Stopped, launch_train
 from training.options import USAGE, StageCommand, Stages
+from training.plan_table import PlanCommand
 from training.progress import FollowMetrics, Progress, summary_table
 from training.rundir import RunDir
 
@@ -160,6 +161,7 @@ def cli() -> None:
 _LOOK = ("run.dir", "data.output")
 for _command in (
     StageCommand("run", _writes(run_stages), "prepare, precompile, train and report, one after the other"),
+    PlanCommand(),
     StageCommand("prepare", _writes(prepare_stage), "turn the source's text into a store of tokens"),
     StageCommand("precompile", _writes(precompile_stage), "compile what training will need into the cache"),
     StageCommand("train", _writes(train_stage), "train on the store; goes on from the run's last checkpoint"),

@@ -77,7 +77,7 @@ class StageCommand(click.Command):
                 [f"--{key}", *ALIASES.get(key, []), _variable(key)],
                 multiple=True,
                 metavar=metavar(field.annotation),
-                help=_help_of(field),
+                help=help_of(field),
                 hidden=bool(shown) and key not in shown and key.partition(".")[0] not in shown,
             )
             for key, field in setting_fields().items()
@@ -108,28 +108,35 @@ class StageCommand(click.Command):
         return rest
 
     def _run(self, preset: tuple[str, ...], config: tuple[str, ...], **given: tuple[str, ...]) -> None:
-        overrides = {key: _once(key, given[_variable(key)]) for key in self.options}
+        self._action(load_settings(*self.chosen(preset, config, given)))
+
+    def chosen(
+        self, preset: tuple[str, ...], config: tuple[str, ...], given: Given
+    ) -> tuple[str | None, Path | None, dict[str, str]]:
+        """What `load_settings` takes: the preset, the file, and the settings of the command line."""
+        overrides = {key: once(key, given[_variable(key)]) for key in self.options}
         chosen = {key: value for key, value in overrides.items() if value is not None}
-        name, path = _once("preset", preset), _once("config", config)
+        name, path = once("preset", preset), once("config", config)
         file = self._file(chosen.get("run.dir")) if name is path is None else None
-        self._action(load_settings(name, Path(path) if path is not None else file, chosen))
+        return name, Path(path) if path is not None else file, chosen
 
     def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         formatter.write_usage(ctx.command_path, USAGE)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        _write_options(ctx, formatter, "Where settings come from", self.params[:2])
+        write_options(ctx, formatter, "Where settings come from", self.params[:2])
         formatter.write_paragraph()
         formatter.write_text("The options below go before that file, and the file before the defaults shown here.")
         for section, field in Settings.model_fields.items():
             options = [option for key, option in self.options.items() if key.startswith(f"{section}.")]
             purpose = (inspect.getdoc(field.annotation) or "").rstrip(".")
-            _write_options(ctx, formatter, f"{section} - {purpose[0].lower()}{purpose[1:]}", options)
+            write_options(ctx, formatter, f"{section} - {purpose[0].lower()}{purpose[1:]}", options)
 
 
-def _write_options(
+def write_options(
     ctx: click.Context, formatter: click.HelpFormatter, title: str, options: Iterable[click.Parameter]
 ) -> None:
+    """A section of a `--help` page: those of the options that are not hidden."""
     records = [record for option in options if (record := option.get_help_record(ctx)) is not None]
     if records:
         with formatter.section(title):
@@ -140,13 +147,15 @@ def _variable(key: str) -> str:
     return key.replace(".", "__")
 
 
-def _once(key: str, values: tuple[str, ...]) -> str | None:
+def once(key: str, values: tuple[str, ...]) -> str | None:
+    """The one value that an option was given, None for none. Raises `UserError` for several."""
     if len(values) > 1:
         raise UserError(f"--{key}: given {len(values)} times ({', '.join(values)}), expected once")
     return values[0] if values else None
 
 
-def _help_of(field: FieldInfo) -> str:
+def help_of(field: FieldInfo) -> str:
+    """What an option is for, and its default."""
     default = default_text(field)
     return f"{field.description} [default: {default}]" if default else field.description or ""
 
