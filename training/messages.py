@@ -88,3 +88,9 @@ def shown(value: object) -> str:
     if not text.strip() or not text.isprintable():
         text = ascii(value)
     return text if len(text) <= 100 else f"{text[:90]}... ({len(text)} characters)"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """`rank 3`, `ranks 3, 5`, and of many the first ones and how many more."""
+    few = ", ".join(map(str, numbers[:8])) + (f" and {len(numbers) - 8} more" if len(numbers) > 8 else "")
+    return f"rank{'s' if len(numbers) > 1 else ''} {few}"

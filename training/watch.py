@@ -6,18 +6,22 @@ remedy is to end the process, say why, and let the launcher start the group agai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+from training.messages import ranks
 from training.metrics import append_record
 from training.rundir import RunDir
 
 POLL_SECONDS = 0.25
 HANG_EXIT_CODE = 3
+ASKING_SECONDS = 10.0  # at most, for who else is there: nothing may keep a process that hangs from ending
 
 
 class Watch:
@@ -28,12 +32,21 @@ class Watch:
         rank: for the message.
         hang_timeout: seconds between two calls of `beat` after which the process is ended.
         parent: process id that must stay the parent (a launcher that is killed takes its workers along), or None.
+        silent: called when the time is over, gives the ranks that say nothing any more.
     """
 
-    def __init__(self, run: RunDir, rank: int, hang_timeout: float, parent: int | None = None) -> None:
+    def __init__(
+        self,
+        run: RunDir,
+        rank: int,
+        hang_timeout: float,
+        parent: int | None = None,
+        silent: Callable[[], list[int]] = list,
+    ) -> None:
         self.stop_requested = False
         """A stop was asked for; rank 0 tells the others, so that all end after the same step."""
         self._run, self._rank, self._timeout, self._parent = run, rank, hang_timeout, parent
+        self._silent = silent
         self._step, self._doing = 0, "starting"
         self._beat_at = time.monotonic()
         self._closed = threading.Event()
@@ -62,7 +75,7 @@ class Watch:
                 self._end()
 
     def _end(self) -> None:
-        message = f"no progress for train.hang_timeout ({self._timeout:g} s) while {self._doing}"
+        message = f"no progress for train.hang_timeout ({self._timeout:g} s) while {self._doing}{self._lost()}"
         record = {"type": "failure", "time": time.time(), "rank": self._rank, "step": self._step, "message": message}
         where = f"rank {self._rank}, step {self._step}"
         try:
@@ -71,3 +84,16 @@ class Watch:
             append_record(self._run.metrics, record)
         finally:  # whatever cannot be written, the process ends: the launcher waits for that
             os._exit(HANG_EXIT_CODE)
+
+    def _lost(self) -> str:
+        """`, no word from rank 3`, if others say nothing any more: what ends them all is with those."""
+        silent: list[int] = []
+
+        def ask() -> None:
+            with contextlib.suppress(Exception):  # whom it would ask may be what is lost
+                silent.extend(self._silent())
+
+        asking = threading.Thread(target=ask, name="silent-ranks", daemon=True)
+        asking.start()
+        asking.join(ASKING_SECONDS)
+        return f", no word from {ranks(silent)}" if silent else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from training.config import Settings
 from training.errors import RunFailed, UserError
@@ -29,6 +29,8 @@ def launch_train(settings: Settings) -> str:
     """
     if settings.run.launcher == "ray":
         from training.launchers.ray import train_on_ray as start
+    elif settings.run.launcher == "mpi":
+        from training.launchers.mpi import train_on_mpi as start
     else:
         from training.launchers.local import train_locally as start
     run = RunDir(settings.run.dir)
@@ -45,17 +47,6 @@ def launch_train(settings: Settings) -> str:
     return str(outcome["message"])
 
 
-def run_attempt(settings: Settings, attempt: Callable[[], None], rank: int) -> None:
-    """One worker's attempt; what a restart cannot mend is handed to the launcher as the run's outcome."""
-    try:
-        attempt()
-    except UserError as error:
-        if rank:
-            record_failure(settings, rank, str(error))
-            raise RunFailed(str(error)) from error
-        RunDir(settings.run.dir).write_outcome("user_error", str(error))
-
-
 def gave_up(settings: Settings, since: float, fallback: str) -> RunFailed:
     """The error of a run whose restarts are used up: the last failure recorded after time `since`, or `fallback`."""
     records = read_metrics(RunDir(settings.run.dir).metrics)
@@ -69,6 +60,13 @@ def record_failure(settings: Settings, rank: int, message: str) -> None:
     path = RunDir(settings.run.dir).metrics
     step = max((r["step"] for r in read_metrics(path) if r["type"] == "train"), default=0)
     append_record(path, {"type": "failure", "time": time.time(), "rank": rank, "step": step, "message": message})
+
+
+def note_once(settings: Settings, message: str) -> None:
+    """Record a line for whoever looks at the run, unless the run has it already."""
+    path = RunDir(settings.run.dir).metrics
+    if not any(r["type"] == "note" and r["message"] == message for r in read_metrics(path)):
+        append_record(path, {"type": "note", "time": time.time(), "step": 0, "message": message})
 
 
 @contextlib.contextmanager

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
-from datetime import timedelta
 
-import torch.distributed as dist
 from torch.multiprocessing.spawn import ProcessException, ProcessExitedException, start_processes
 
-from training.backends import World, process_group
+from training.backends import World
 from training.config import Settings
 from training.errors import RunFailed
-from training.launchers import gave_up, record_failure, run_attempt
+from training.launchers import gave_up, record_failure
+from training.launchers.group import Meeting, run_attempt, started_environment
 from training.rundir import RunDir
 from training.trainer import train
 from training.watch import HANG_EXIT_CODE
@@ -29,7 +27,7 @@ def train_locally(settings: Settings) -> None:
     for attempt in range(settings.run.max_failures + 1):
         try:
             if settings.parallel.workers == 1:
-                return run_attempt(settings, lambda: train(settings, World()), 0)
+                return run_attempt(settings, World(), lambda: train(settings, World()))
             return _start_workers(settings)
         except (RunFailed, ProcessException) as error:
             _record_lost(settings, error)
@@ -38,27 +36,21 @@ def train_locally(settings: Settings) -> None:
 
 
 def _start_workers(settings: Settings) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    started_environment(settings)
+    meeting = Meeting("127.0.0.1")
     # The first worker that fails takes the others down with it; all of them take part in the next attempt.
-    start_processes(_worker, args=(settings, port, os.getpid()), nprocs=settings.parallel.workers, start_method="spawn")
+    args = (settings, meeting.of_attempt(), os.getpid())
+    start_processes(_worker, args=args, nprocs=settings.parallel.workers, start_method="spawn")
 
 
-def _worker(rank: int, settings: Settings, port: int, parent: int) -> None:
+def _worker(rank: int, settings: Settings, meeting: str, parent: int) -> None:
     # gloo announces its connections on standard output; what a worker has to say is in the run's folder.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     # A signal from the terminal reaches every process of the group; the launcher alone acts on it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     size = settings.parallel.workers
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    world = World(rank, size, rank, size)
-    timeout = timedelta(seconds=settings.train.hang_timeout)
-    dist.init_process_group(process_group(settings), rank=rank, world_size=size, timeout=timeout)
-    try:
-        run_attempt(settings, lambda: train(settings, world, parent), rank)
-    finally:
-        dist.destroy_process_group()
+    world = World(rank, size, rank, size, meeting)
+    run_attempt(settings, world, lambda: train(settings, world, parent))
 
 
 def _record_lost(settings: Settings, error: Exception) -> None:

@@ -12,13 +12,17 @@ import threading
 import time
 from typing import Any
 
-from training.backends import World, backend_name, process_group
+from training import environment
+from training.backends import backend_name
 from training.config import Settings
 from training.errors import RunFailed, UserError
-from training.launchers import gave_up, record_failure, run_attempt
+from training.launchers import gave_up, record_failure
+from training.launchers.group import Meeting, run_attempt
 from training.rundir import RunDir
 
 OBJECT_STORE_BYTES = 256 << 20  # of an embedded Ray: nothing large goes through it
+DEVICES = {"cuda": {"GPU": 1}, "neuron": {"neuron_cores": 1}}
+"""What a worker asks Ray for beside its CPUs, by backend."""
 STARTS = 3  # of an embedded Ray: it gives its processes 30 s, which a machine that is busy or cold may not keep to
 
 
@@ -68,8 +72,8 @@ def precompile_on_ray(settings: Settings) -> str:
 
     from training.precompile import precompile
 
-    cuda = backend_name(settings) == "cuda"
-    task = ray.remote(num_cpus=_cpus_of_worker(settings), num_gpus=int(cuda))(precompile)
+    device = dict(DEVICES.get(backend_name(settings), {}))
+    task = ray.remote(num_cpus=_cpus_of_worker(settings), num_gpus=device.pop("GPU", 0), resources=device)(precompile)
     summary: str = ray.get(task.remote(settings))
     return summary
 
@@ -88,7 +92,9 @@ def train_on_ray(settings: Settings) -> None:
     connect(workers)
     import ray
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
-    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    from training.launchers.ray_group import WORKER_ENV, RayGroup
 
     class RecordFailures(UserCallback):  # type: ignore[misc]  # ray is not typed
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
@@ -100,21 +106,27 @@ def train_on_ray(settings: Settings) -> None:
                 what = "the worker was lost" if lost else type(error).__name__
                 record_failure(settings, rank, f"{what} ({str(error).strip().partition(chr(10))[0]})")
 
-    cuda = backend_name(settings) == "cuda"
-    cpus = _cpus_of_worker(settings)
+    backend = backend_name(settings)
+    device = DEVICES.get(backend, {})
+    meeting = Meeting(ray.util.get_node_ip_address())
     run = RunDir(settings.run.dir)
-    trainer = TorchTrainer(
+    trainer = DataParallelTrainer(
         _worker,
         train_loop_config={"settings": settings.model_dump(mode="json")},
-        torch_config=TorchConfig(backend=process_group(settings), timeout_s=int(settings.train.hang_timeout) + 1),
+        backend_config=RayGroup(meeting.address),
         scaling_config=ScalingConfig(
-            num_workers=workers, use_gpu=cuda, resources_per_worker={"CPU": cpus} | ({"GPU": 1} if cuda else {})
+            num_workers=workers,
+            use_gpu=backend == "cuda",
+            resources_per_worker={"CPU": _cpus_of_worker(settings)} | device,
         ),
         run_config=RunConfig(
             name=settings.run.dir.name,
             storage_path=str(settings.run.dir / "ray"),
             failure_config=FailureConfig(max_failures=settings.run.max_failures),
             callbacks=[RecordFailures()],
+            worker_runtime_env={"env_vars": WORKER_ENV | environment.NEURON | environment.handed_over()}
+            if backend == "neuron"
+            else None,
         ),
     )
     # On a thread of its own: Ray Train would otherwise take SIGINT for itself and end the run without a checkpoint.
@@ -141,8 +153,9 @@ def train_on_ray(settings: Settings) -> None:
 
 def _worker(config: dict[str, Any]) -> None:
     """What every Ray Train worker runs."""
+    from training.launchers.ray_group import world_of_ray
     from training.trainer import train
 
     settings = Settings.model_validate(config["settings"])
-    world = World.from_env()
-    run_attempt(settings, lambda: train(settings, world), world.rank)
+    world = world_of_ray()
+    run_attempt(settings, world, lambda: train(settings, world))

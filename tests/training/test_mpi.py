@@ -1,0 +1,275 @@
+"""The MPI launcher by the real mpirun, two ranks on this machine: losses, a lost rank, a rank that stands still.
+
+Where there is no mpirun, a test run of root's on Debian or Ubuntu installs openmpi-bin; any other skips what needs it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import yaml
+from makers import SettingsMaker, TokenStoreMaker
+from processes import launch, losses_of, records_of, start, steps_of, until, weights_of
+
+from training.config import Settings
+from training.errors import UserError
+from training.launchers import mpi
+from training.launchers.group import address_towards
+from training.watch import HANG_EXIT_CODE
+
+ROOT = Path(__file__).parents[2]
+Command = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> str:
+    """The path of mpirun."""
+    if shutil.which("mpirun") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update"], env=environment, **quiet)  # type: ignore[call-overload]
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "openmpi-bin"]
+        subprocess.run(install, env=environment, **quiet)  # type: ignore[call-overload]
+    path = shutil.which("mpirun")
+    if path is None:
+        pytest.skip("there is no mpirun, and only root on Debian or Ubuntu can have it installed: openmpi-bin")
+    return path
+
+
+@pytest.fixture
+def command(tmp_path: Path, mpirun: str) -> Iterator[Command]:
+    """Starts `python -m training STAGE --launcher mpi` in a process group of its own, as a terminal does."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(settings: Settings, stage: str = "train") -> subprocess.Popen[str]:
+        file = tmp_path / f"{settings.run.dir.name}.yaml"
+        file.write_text(yaml.safe_dump(settings.resolved()))
+        line = [sys.executable, "-m", "training", stage, "--config", str(file), "--launcher", "mpi"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(line, cwd=ROOT, text=True, start_new_session=True, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield run
+    for process in started:
+        for below in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            below.kill()
+        process.kill()
+        process.communicate()
+
+
+def while_running(process: subprocess.Popen[str], condition: Callable[[], Any]) -> Any:
+    """The first true value of `condition` while `process` lives."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        return until(condition, SimpleNamespace(sentinel=descriptor, exitcode="its own code", kill=process.kill))
+    finally:
+        os.close(descriptor)
+
+
+def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of one rank."""
+    for below in psutil.Process(process.pid).children(recursive=True):
+        if below.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
+            return below
+    raise AssertionError(f"there is no rank {rank}")
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended and has no parent to notice may be listed for ever."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_killed_rank_ends_the_job_and_the_rerun_goes_on_as_if_nothing_had_been(
+    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
+) -> None:
+    token_store(tmp_path / "data")
+    shape = {"parallel__workers": 2, "train__steps": 200, "checkpoint__every": 10, "train__eval_every": 100}
+    settings = small_settings(tmp_path, **shape, train__hang_timeout=60)
+    process = command(settings)
+    while_running(process, lambda: list(settings.checkpoint_dir.glob("step-*")))
+    rank_of(process, 1).kill()
+    _, errors = process.communicate(timeout=settings.train.hang_timeout)
+    assert process.returncode == 1
+    [line] = errors.splitlines()
+    assert line.startswith("error: rank 1, step ")
+    assert "the worker was lost (SIGKILL on " in line
+    assert line.endswith("the same command goes on from the last checkpoint")
+    lost_at = max(steps_of(settings))
+    assert lost_at < 200, "it was over before the rank was killed"
+
+    process = command(settings)
+    output, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")
+    assert "train: done" in output
+    again = records_of(settings, "start")[1]["step"]
+    assert 10 <= again <= lost_at
+    assert lost_at - again <= 2 * settings.checkpoint.every  # the last one may still have been on its way
+
+    local = small_settings(tmp_path, **shape, run__dir=tmp_path / "local")
+    child = start(launch, local)
+    child.join(300)
+    assert child.exitcode == 0
+    assert losses_of(settings) == losses_of(local)
+    (_, one), (_, other) = weights_of(settings), weights_of(local)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_rank_that_stands_still_is_named_and_the_run_goes_on_without_being_asked(
+    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
+) -> None:
+    token_store(tmp_path / "data")
+    shape = {"parallel__workers": 2, "train__steps": 90_000, "checkpoint__every": 20, "train__eval_every": 90_000}
+    # On a busy machine these seconds may pass before the first step, too: that is one of the restarts.
+    settings = small_settings(tmp_path, **shape, train__hang_timeout=20, run__max_failures=9)
+    process = command(settings)
+    while_running(process, lambda: list(settings.checkpoint_dir.glob("step-*")))
+    rank_of(process, 1).suspend()  # as a node that no longer answers
+    named = "no word from rank 1"
+    while_running(process, lambda: any(named in r["message"] for r in records_of(settings, "failure")))
+    failure = records_of(settings, "failure")[-1]
+    assert failure["rank"] == 0
+    assert failure["message"].startswith("no progress for train.hang_timeout (20 s) while ")
+
+    starts = len(records_of(settings, "start"))
+    while_running(process, lambda: len(records_of(settings, "start")) > starts)
+    again = records_of(settings, "start")[-1]["step"]
+    assert again >= 20
+    while_running(process, lambda: max(steps_of(settings)) > again + 5)
+    ranks = [rank_of(process, 0), rank_of(process, 1)]
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "stopped after step" in errors
+    assert not any(map(alive, ranks))
+    step, _ = weights_of(settings)
+    assert step == max(steps_of(settings))
+
+
+# Read by Python before anything else: rank 1 is on a node that has another image.
+ANOTHER_IMAGE = """
+import os
+from importlib import metadata
+version = metadata.version
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+    metadata.version = lambda name: "0.1" if name == "numpy" else version(name)
+"""
+
+
+def test_a_rank_with_another_image_ends_the_run_before_its_first_step(
+    tmp_path: Path,
+    token_store: TokenStoreMaker,
+    small_settings: SettingsMaker,
+    command: Command,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    token_store(tmp_path / "data")
+    (tmp_path / "sitecustomize.py").write_text(ANOTHER_IMAGE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    settings = small_settings(tmp_path, parallel__workers=2, run__max_failures=3)
+    process = command(settings)
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2
+    [line] = errors.splitlines()
+    assert line.startswith("error: numpy: 0.1 for rank 1 on ")
+    assert line.endswith("; expected the same image on all nodes")
+    assert steps_of(settings) == []
+    assert records_of(settings, "failure") == []  # a restart would find the same
+
+
+def test_precompile_runs_on_a_rank(tmp_path: Path, small_settings: SettingsMaker, command: Command) -> None:
+    process = command(small_settings(tmp_path, parallel__workers=2), "precompile")
+    output, errors = process.communicate(timeout=300)
+    assert (process.returncode, errors) == (0, "")
+    assert "nothing to compile: train.compile is false" in output
+
+
+def test_a_killed_launcher_takes_its_ranks_along(
+    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
+) -> None:
+    token_store(tmp_path / "data")
+    settings = small_settings(tmp_path, parallel__workers=2, train__steps=90_000, train__eval_every=90_000)
+    process = command(settings)
+    while_running(process, lambda: 3 in steps_of(settings))
+    ranks = [rank_of(process, 0), rank_of(process, 1)]
+    process.kill()
+    deadline = time.monotonic() + 60
+    while any(map(alive, ranks)):
+        assert time.monotonic() < deadline
+
+
+HOSTS = """
+# made by the operator
+10.0.0.7 slots=32
+10.0.0.8 slots=32
+"""
+
+
+def test_on_hosts_of_a_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is handed over to other hosts, and that mpirun is left to find them itself."""
+    found = {"mpirun": "/opt/amazon/openmpi/bin/mpirun", "setpriv": "/usr/bin/setpriv"}
+    monkeypatch.setattr(shutil, "which", found.get)
+    for name in list(os.environ):
+        if name.startswith(("NEURON_", "OMP_", "PYTHON")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("NEURON_FUSE_SOFTMAX", "1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "a secret")
+    monkeypatch.delenv(mpi.HOSTFILE, raising=False)
+    words = mpi.command(64, ["10.0.0.5:4000/abc", "train"])
+    assert words[:4] == ["/usr/bin/setpriv", "--pdeathsig", "TERM", "/opt/amazon/openmpi/bin/mpirun"]
+    assert words[words.index("--host") + 1] == "localhost:64"
+    assert words[words.index("-x") + 1] == "NEURON_FUSE_SOFTMAX"
+    assert not any("AWS" in word or "secret" in word for word in words)
+    assert words[-4:] == ["-m", "training.launchers.mpi_rank", "10.0.0.5:4000/abc", "train"]
+    assert mpi._own_address() == "127.0.0.1"
+
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(HOSTS)
+    monkeypatch.setenv(mpi.HOSTFILE, str(hostfile))
+    assert "--host" not in mpi.command(64, [])
+    assert mpi._own_address() == address_towards("10.0.0.7")
+    hostfile.write_text("# none\n")
+    with pytest.raises(UserError, match=rf"^{mpi.HOSTFILE}: .*hostfile, expected a file of hosts"):
+        mpi._own_address()
+
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(UserError, match=r"^run.launcher: mpi, but there is no mpirun on PATH, expected Open MPI 4.1"):
+        mpi.command(2, [])
+
+
+@pytest.mark.parametrize(
+    ("said", "told", "recorded"),
+    [
+        ("mpirun noticed that process rank 7 with PID 0 on node w-1 exited on signal 11 (Segmentation fault).",
+         "rank 7: the worker was lost (SIGSEGV on w-1)", 7),
+        ("The first process to do so was:\n\n  Process name: [[60,1],5]\n  Exit code:    137\n",
+         "rank 5: the worker was lost (exit code 137)", 5),
+        (f"  Process name: [[60,1],5]\n  Exit code:    {HANG_EXIT_CODE}\n", "rank 5: the worker was lost", None),
+        ("-----\nThere are not enough slots available in the system\n-----\n",
+         "mpirun ended with exit code 1 (There are not enough slots available in the system); see ", None),
+        ("", "mpirun ended with exit code 1 (it said nothing); see ", None),
+    ],
+)  # fmt: skip
+def test_what_mpirun_says_becomes_one_line(
+    tmp_path: Path, small_settings: SettingsMaker, said: str, told: str, recorded: int | None
+) -> None:
+    settings = small_settings(tmp_path)
+    settings.run.dir.mkdir()
+    log = settings.run.dir / "mpi.log"
+    log.write_text(said)
+    assert str(mpi._why(settings, log, 1)).startswith(told)
+    assert [record["rank"] for record in records_of(settings, "failure")] == ([] if recorded is None else [recorded])
