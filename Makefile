@@ -4,6 +4,10 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# The versions of the Neuron image (training/Dockerfile).
+NEURON_VENV := .venv-neuron
+NEURON_PYTHON := 3.12
+NEURON_TORCH := 2.9.0
 UV := uv==0.13.9
 # uv does not read pip's settings; a machine that installs through a mirror has this one.
 UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
@@ -13,11 +17,11 @@ CONTROL = @$(BIN)/python -m workloads.control $@ $(if $(STAGE),--stage $(STAGE))
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-engine lint format bench docs architecture lock clean \
+.PHONY: help setup run test test-engine test-neuron-versions lint format bench docs architecture lock clean \
 	status logs stop rerun dashboard tensorboard toolbox
 
 help: ## list the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo '  ARGS="..." adds settings to run, tests to test, options to bench: make run ARGS="--train.steps 20"'
 
 setup: $(VENV)/.installed ## make .venv with everything the project needs
@@ -60,6 +64,16 @@ test: lint ## lint and all tests
 
 test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
 	ENGINE_FAULTS=$${ENGINE_FAULTS:-types} $(BIN)/python -m pytest tests/engine $(ARGS)
+
+$(NEURON_VENV)/.installed: $(VENV)/.installed
+	$(UV_ENV) $(BIN)/uv venv --quiet --clear --python $(NEURON_PYTHON) $(NEURON_VENV)
+	$(UV_ENV) $(BIN)/uv pip install --quiet --compile-bytecode --python $(NEURON_VENV)/bin/python -r requirements-dev.txt -c constraints.txt
+	@touch $@
+
+test-neuron-versions: $(NEURON_VENV)/.installed ## the trainer's tests with the Neuron image's Python 3.12 and torch 2.9.0
+	@$(NEURON_VENV)/bin/python -c 'import platform, torch; found = platform.python_version(), torch.__version__; print(*found); \
+		assert found[0].startswith("$(NEURON_PYTHON).") and found[1].startswith("$(NEURON_TORCH)"), found'
+	$(NEURON_VENV)/bin/python -m pytest tests/training $(ARGS)
 
 lint: setup ## ruff, its formatter and mypy
 	$(BIN)/ruff check .

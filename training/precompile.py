@@ -24,6 +24,7 @@ from training.compile_cache import use_cache
 from training.config import Settings
 from training.errors import RunFailed
 from training.rundir import RunDir, write_atomically
+from training.start_checks import check_sum
 from training.step import evaluate, train_step
 
 STEPS = 3  # the first step of a process makes optimizer state, the second uses it, the third is like all others
@@ -80,6 +81,7 @@ def extract_graphs(settings: Settings, world: World) -> None:
     backend = make_backend(settings, world)
     model = backend.build_model()
     optimizer = backend.optimizer(model)
+    check_sum(backend)
     train = settings.train
     rows = settings.accumulation_steps * train.micro_batch_size
     tokens_BS1 = torch.zeros((rows, train.seq_length + 1), dtype=torch.int64)

@@ -98,8 +98,10 @@ def test_norms_do_not_decay(tmp_path: Path, small_settings: SettingsMaker) -> No
 
 
 @pytest.mark.parametrize("name", ["neuron", "cuda"])
-def test_a_backend_that_is_not_here_is_refused(tmp_path: Path, small_settings: SettingsMaker, name: str) -> None:
-    if name == "cuda" and torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
+def test_a_backend_that_is_not_here_is_refused(
+    tmp_path: Path, small_settings: SettingsMaker, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("training.backends.neuron.installed", lambda: False)
     with pytest.raises(UserError, match=f"run.backend: {name}"):
         make_backend(small_settings(tmp_path, run__backend=name), World())

@@ -241,7 +241,11 @@ def test_a_damaged_store(refused: Refused, folder: Path, small: Path) -> None:
 @pytest.mark.parametrize(
     ("backend", "message"),
     [
-        ("neuron", "run.backend: neuron is not built yet, expected auto, cpu or cuda"),
+        (
+            "neuron",
+            "run.backend: neuron, but neuronx_distributed is not installed here, expected the image of "
+            "training/Dockerfile",
+        ),
         ("cuda", "run.backend: cuda, but torch sees no GPU on this machine, expected auto or cpu"),
     ],
 )
@@ -249,6 +253,7 @@ def test_a_device_that_is_not_here(
     refused: Refused, small: Path, monkeypatch: pytest.MonkeyPatch, stage: str, backend: str, message: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("training.backends.neuron.installed", lambda: False)
     monkeypatch.setattr("training.data.prepare.prepare", lambda *args: pytest.fail("before the device was looked for"))
     assert refused(stage, "--config", small, "--run.backend", backend) == message
 

@@ -112,6 +112,12 @@ TENSOR_PARALLEL = [
         {"model.num_attention_heads": "12", "model.num_key_value_heads": "6", "model.hidden_size": "240"},
         "parallel.tensor_parallel_size: 4, expected a divisor or a multiple of model.num_key_value_heads (6)",
     ),
+    ({"model.vocab_size": "4097"}, "model.vocab_size: 4097, expected a multiple of parallel.tensor_parallel_size (4)"),
+    (
+        {"model.intermediate_size": "690"},
+        "model.intermediate_size: 690, expected a multiple of parallel.tensor_parallel_size (4)",
+    ),
+    ({"train.seq_length": "254"}, "train.seq_length: 254, expected a multiple of parallel.tensor_parallel_size (4)"),
     (
         {"parallel.workers": "24"},
         "train.global_batch_size: 16, expected a multiple of 96 (train.micro_batch_size 16 x data-parallel size 6, "

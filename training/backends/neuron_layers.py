@@ -22,6 +22,7 @@ from neuronx_distributed.parallel_layers.loss_functions import parallel_cross_en
 from neuronx_distributed.parallel_layers.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
 from neuronx_distributed.parallel_layers.parallel_state import (
@@ -35,10 +36,9 @@ from torch.utils.checkpoint import checkpoint
 
 from training.config import Settings
 from training.model import Layers
+from training.trainium import flash_kernel_takes
 
 SEQUENCE = 1  # the dimension of x_BSD that is split
-FLASH_MULTIPLE = 2048  # positions: what the SDK's flash attention kernel takes multiples of
-FLASH_HEAD_DIM = 128  # its largest head
 
 
 class _Embedding(ParallelEmbedding):  # type: ignore[misc]  # NxD is not typed
@@ -54,6 +54,27 @@ class _Embedding(ParallelEmbedding):  # type: ignore[misc]  # NxD is not typed
         return reduce_scatter_to_sequence_parallel_region(x_BSD, SEQUENCE) if self.split else x_BSD
 
 
+class _Row(RowParallelLinear):  # type: ignore[misc]
+    """Inputs split over ranks; the output summed over them, or summed and split over the sequence, in float32."""
+
+    def __init__(self, inputs: int, outputs: int, split: bool, dtype: torch.dtype) -> None:
+        super().__init__(inputs, outputs, bias=False, input_is_parallel=True, dtype=dtype, reduce_output=False)
+        self.split = split
+
+    def forward(self, x_BSF: torch.Tensor) -> torch.Tensor:
+        part_BSD = _with_whole_gradient(super().forward(x_BSF.contiguous()))
+        if self.split:
+            return reduce_scatter_to_sequence_parallel_region(part_BSD.float(), SEQUENCE).to(x_BSF.dtype)
+        return reduce_from_tensor_model_parallel_region(part_BSD.float()).to(x_BSF.dtype)
+
+
+def _with_whole_gradient(output: torch.Tensor) -> torch.Tensor:
+    """`output`, whose gradient NxD's product gets in one block of memory: it views it, as its input, as a matrix."""
+    if output.requires_grad:
+        output.register_hook(torch.Tensor.contiguous)
+    return output
+
+
 def project(
     split: bool, dtype: torch.dtype, x_BSD: torch.Tensor, columns: Sequence[nn.Module], unit: int
 ) -> list[torch.Tensor]:
@@ -64,17 +85,22 @@ def project(
     """
     weights = [column.get_parameter("weight") for column in columns]
     ranks = get_tensor_model_parallel_size()
+    if split:  # the layout that NxD's product brings together without a copy
+        x_BSD = x_BSD.transpose(0, 1).contiguous()
     y = linear_with_async_allreduce(
         input=x_BSD,
         weight=torch.cat(weights),
         bias=None,
         async_grad_allreduce=ranks > 1 and not split,
         sequence_parallel_enabled=split,
-        sequence_dimension=SEQUENCE,
+        sequence_dimension=0,
         process_group=get_tensor_model_parallel_group(),
         # Unsplit, NxD 0.17 sums a copy in this dtype and goes on with the original: it must be the original's.
         reduce_dtype=torch.float32 if split else dtype,
     )
+    y = _with_whole_gradient(y)
+    if split:
+        y = y.transpose(0, 1)
     return [_whole_unit(part, unit) for part in y.split([len(weight) for weight in weights], dim=-1)]
 
 
@@ -149,9 +175,8 @@ def neuron_layers(settings: Settings, dtype: torch.dtype, on_device: bool) -> La
     """
     split = splits_sequence(settings)
     again = _checkpoint(on_device)
-    length, head_dim = settings.train.seq_length, settings.model.head_dim
     attention: Callable[..., torch.Tensor] = core_attention
-    if on_device and length % FLASH_MULTIPLE == 0 and head_dim <= FLASH_HEAD_DIM:
+    if on_device and flash_kernel_takes(settings.train.seq_length, settings.model.head_dim):
         attention = flash_attention
     elif settings.train.activation_checkpointing == "selective":
         attention = functools.partial(again, core_attention)
@@ -161,14 +186,7 @@ def neuron_layers(settings: Settings, dtype: torch.dtype, on_device: bool) -> La
 
     return Layers(
         column=functools.partial(ColumnParallelLinear, bias=False, gather_output=True, dtype=dtype),
-        row=functools.partial(
-            RowParallelLinear,
-            bias=False,
-            input_is_parallel=True,
-            sequence_parallel_enabled=split,
-            sequence_dimension=SEQUENCE,
-            dtype=dtype,
-        ),
+        row=functools.partial(_Row, split=split, dtype=dtype),
         embedding=functools.partial(_Embedding, split=split, dtype=dtype),
         project=functools.partial(project, split, dtype),
         attention=attention,
