@@ -3,8 +3,9 @@
     footprint(settings).total  ->  bytes of one core
 
 The parts are what the Neuron backend holds with NeuronX Distributed (NxD) 0.17. Symbols: D hidden size, F intermediate
-size, H query heads, V vocabulary, L layers, t tensor-parallel size, d data-parallel size, N tokens of a micro-batch, S
-sequence, P parameters of a worker, e bytes of a value of the compute dtype (2 for bfloat16).
+size, H query and K key/value heads of E dimensions, V vocabulary, L layers, t tensor-parallel size, d data-parallel
+size, N tokens of a micro-batch, S sequence, P parameters of a worker, e bytes of a value of the compute dtype (2 for
+bfloat16).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Footprint:
     gradients: int
     optimizer: int
     activations: int
+    joined: int
     layer: int
     loss: int
 
@@ -42,6 +44,7 @@ FORMULAS = {
     "optimizer": "16 P / d: master weights, two moments, the reduced gradient, in float32",
     "activations": "L N (A + B) / t, A = (16 + 2e) D, B = 4e (D + F) + 4 H; full: A = e D, B = 0",
     "  scores": "B + (4 + e) H S where neither the flash kernel nor recomputation spares them",
+    "joined weights": "e L ((H + 2 K) E + 2 F) D / t: q, k, v and gate, up side by side; full: of one layer",
     "a layer at work": "2 N (A + B) / t, (4 + 2e) N D gathered, e P / L of gradients",
     "head and loss": "(8 + e) N V / t: logits, in float32, exponentials; 2e N D gathered",
 }
@@ -125,6 +128,7 @@ def footprint(settings: Settings) -> Footprint:
     - weights in the compute dtype; gradients as they are summed over the micro-batches, which ZeRO-1 does not split.
     - optimizer: its state, and under ZeRO-1 the worker's part of the reduced gradient while it steps.
     - activations: what all layers keep (`layer_bytes`).
+    - joined: the matrices that share an input are multiplied as one, and the backward pass keeps that copy of them.
     - layer: one layer at work in the backward pass: what it computes again and as much of gradients, under tensor
       parallelism the gathered input and its gradient in float32 and in the compute dtype, the gradients of its weights.
     - loss: logits of a micro-batch in the compute dtype, in float32 and as exponentials (which NxD's parallel
@@ -145,12 +149,15 @@ def footprint(settings: Settings) -> Footprint:
         whole, split = layer_bytes(settings, recompute)
         return tokens * (whole // (t if parallel.sequence_parallel else 1) + split // t)
 
+    widths = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim + 2 * model.intermediate_size
+    copies = 1 if train.activation_checkpointing == "full" else model.num_hidden_layers
     gathered = tokens * model.hidden_size if t > 1 else 0
     return Footprint(
         weights=value * held,
         gradients=(FLOAT32 if train.accumulate_float32 and parallel.zero_1 else value) * held,
         optimizer=(state + reduced) * sharded_parameters(model, t, workers),
         activations=model.num_hidden_layers * kept(train.activation_checkpointing),
+        joined=value * copies * widths // t * model.hidden_size,
         layer=2 * kept("none") + (FLOAT32 + 2 * value) * gathered + value * (parameters(one_more, t) - held),
         loss=(2 * FLOAT32 + value) * tokens * model.vocab_size // t + 2 * value * gathered,
     )

@@ -151,7 +151,7 @@ def make_plan(load: Load, place: Place, nodes: int) -> tuple[Plan | None, str | 
     asked = load(one)
     made, problem = _attempt(load, place, nodes, {})
     if problem is None:
-        return made, made and made.storage_problem
+        return made, made.storage_problem if made is not None else None
     for changes in _turns(asked):
         if _attempt(load, place, nodes, changes)[1] is None:
             return made, f"{problem}; fits with {' and '.join(f'{key} {value}' for key, value in changes.items())}"

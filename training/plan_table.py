@@ -118,6 +118,7 @@ _ROWS: dict[str, Callable[[Plan], str]] = {
     "  gradients": _gib(lambda made: made.footprint.gradients),
     "  optimizer": _gib(lambda made: made.footprint.optimizer),
     "  activations": _gib(lambda made: made.footprint.activations),
+    "  joined weights": _gib(lambda made: made.footprint.joined),
     "  a layer at work": _gib(lambda made: made.footprint.layer),
     "  head and loss": _gib(lambda made: made.footprint.loss),
     "  left to the runtime": _gib(lambda made: RESERVED_BYTES),

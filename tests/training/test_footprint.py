@@ -162,6 +162,8 @@ def test_each_setting_moves_the_terms_that_it_should() -> None:
     assert unsplit == 32 * 4096 * 20 * 4096 * 7 // 8
     assert at(train__activation_checkpointing="full").activations == 32 * 4096 * 2 * 4096 // 8
     assert at(train__dtype="float32").weights == 2 * usual.weights
+    assert usual.joined == 2 * 32 * (3 * 4096 + 2 * 11008) // 8 * 4096
+    assert at(train__activation_checkpointing="full").joined == usual.joined // 32
 
 
 def test_a_checkpoint_of_the_plain_backend_is_near_the_plan(tmp_path: Path, small_settings: SettingsMaker) -> None:
