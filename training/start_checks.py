@@ -153,6 +153,8 @@ def _wait(store: dist.Store, names: list[str], timeout: float, settings: Setting
         if world.rank == next(rank for rank in range(world.size) if rank not in missing):
             record_failure(settings, missing[0], message)
         raise RunFailed(f"rank {missing[0]} {message}") from None
+    except dist.DistNetworkError:
+        raise RunFailed(f"rank {world.rank}: the launcher is gone") from None
 
 
 def check_sum(backend: Backend) -> None:

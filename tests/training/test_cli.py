@@ -133,7 +133,7 @@ WORDS = [
     (["train", "--train.steps="], "train.steps: '', expected printable text"),
     (["train", "--train.steps", "zwölf"], "train.steps: zwölf, expected a whole number"),
     (["train", "--workers", "0"], "parallel.workers: 0, expected at least 1"),
-    (["train", "--launcher", "mpi"], "run.launcher: mpi, expected one of 'local' or 'ray'"),
+    (["train", "--launcher", "slurm"], "run.launcher: slurm, expected one of 'local', 'ray' or 'mpi'"),
     (["prepare", "--run.dir", "\udcff"], "run.dir: '\\udcff', expected printable text"),
     (["train", "--train.warmup_steps", "300"], "train.warmup_steps: 300, expected at most train.steps (200)"),
     (["train", "--workers", "3"], "train.global_batch_size: 16, expected a multiple of 48"),

@@ -302,7 +302,7 @@ def any_settings(draw: st.DrawFn) -> Settings:
                 "tensor_parallel_size": tensor_parallel,
                 "sequence_parallel": draw(st.booleans()) if length % tensor_parallel == 0 else False,
             },
-            "run": {"dir": draw(paths), "launcher": draw(st.sampled_from(["local", "ray"]))},
+            "run": {"dir": draw(paths), "launcher": draw(st.sampled_from(["local", "ray", "mpi"]))},
         }
     )
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 
 import pytest
-from makers import SettingsMaker
+from makers import SettingsMaker, TokenStoreMaker
+from processes import start
 
 from training import environment
 from training.backends import World
-from training.launchers import note_once
+from training.config import Settings
+from training.launchers import group, note_once
 from training.metrics import read_metrics
 from workloads import pods
 
@@ -60,3 +64,39 @@ def test_what_is_set_wins_and_is_told_once(
     for _ in range(2):
         note_once(settings, environment.in_force())
     assert [r["message"] for r in read_metrics(settings.run.dir / "metrics.jsonl")] == [environment.in_force()]
+
+
+def _as_neuron(settings: Settings, world: World, folder: Path) -> None:
+    """A worker that takes its device for a NeuronCore, up to the first step."""
+    group.backend_name = lambda _: "neuron"  # type: ignore[assignment]
+    group.process_group = lambda _: "gloo"  # type: ignore[assignment]
+    os.environ["NXD_CPU_MODE"] = "1"  # no device is asked for
+    with group.joined(settings, world):
+        (folder / str(world.rank)).write_text(json.dumps(dict(os.environ)))
+
+
+def test_workers_on_neuron_have_one_root_and_a_place_each(
+    tmp_path: Path, small_settings: SettingsMaker, token_store: TokenStoreMaker
+) -> None:
+    settings = small_settings(tmp_path)
+    token_store(settings.data_dir)
+    settings.run.dir.mkdir()
+    meeting = group.Meeting("127.0.0.1")
+    attempt = meeting.of_attempt()
+    children = [start(_as_neuron, settings, World(rank, 2, rank, 2, attempt), tmp_path) for rank in range(2)]
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    one, other = (json.loads((tmp_path / str(rank)).read_text()) for rank in range(2))
+    for rank, found in enumerate((one, other)):
+        assert found.items() >= environment.NEURON.items()
+        assert (found["RANK"], found["LOCAL_RANK"], found["WORLD_SIZE"]) == (str(rank), str(rank), "2")
+        assert found["NEURON_RT_VISIBLE_CORES"] == "0-1"
+        assert found["TORCHELASTIC_RUN_ID"] == attempt.partition("/")[2]
+        assert f"{found['MASTER_ADDR']}:{found['MASTER_PORT']}" == meeting.address
+    host, _, port = one["NEURON_RT_ROOT_COMM_ID"].rpartition(":")
+    assert one["NEURON_RT_ROOT_COMM_ID"] == other["NEURON_RT_ROOT_COMM_ID"]
+    assert host == "127.0.0.1"
+    assert port != one["MASTER_PORT"]
+    [note] = read_metrics(settings.run.dir / "metrics.jsonl")
+    assert note["message"].startswith("environment: CCOM_SOCKET_IFNAME=eth0 ")

@@ -7,7 +7,6 @@ a step, and how state is saved. The trainer is the same for all.
 from __future__ import annotations
 
 import contextlib
-import os
 import platform
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -36,12 +35,6 @@ class World:
     local_size: int = 1
     meeting: str = ""
     """Where the workers of this attempt meet (`training.launchers.group`); of no matter to one on its own."""
-
-    @classmethod
-    def from_env(cls) -> World:
-        """Read the variables that torchrun, Ray Train and `training.launchers.local` all set."""
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        return cls(*(int(os.environ.get(name, default)) for name, default in zip(names, (0, 1, 0, 1), strict=True)))
 
 
 class Backend(ABC):

@@ -108,6 +108,7 @@ def train_on_ray(settings: Settings) -> None:
 
     backend = backend_name(settings)
     device = DEVICES.get(backend, {})
+    variables = WORKER_ENV | environment.NEURON | environment.handed_over()
     meeting = Meeting(ray.util.get_node_ip_address())
     run = RunDir(settings.run.dir)
     trainer = DataParallelTrainer(
@@ -124,9 +125,7 @@ def train_on_ray(settings: Settings) -> None:
             storage_path=str(settings.run.dir / "ray"),
             failure_config=FailureConfig(max_failures=settings.run.max_failures),
             callbacks=[RecordFailures()],
-            worker_runtime_env={"env_vars": WORKER_ENV | environment.NEURON | environment.handed_over()}
-            if backend == "neuron"
-            else None,
+            worker_runtime_env={"env_vars": variables if backend == "neuron" else {}},
         ),
     )
     # On a thread of its own: Ray Train would otherwise take SIGINT for itself and end the run without a checkpoint.
