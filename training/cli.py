@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import shlex
 import signal
 import sys
@@ -43,12 +44,20 @@ def prepare_stage(settings: Settings, run: RunDir) -> None:
 
 def precompile_stage(settings: Settings, run: RunDir) -> None:
     """Compiled code into the cache."""
+    from training.precompile import asks_for_graphs
+
     with run.stage("precompile") as done, Progress("precompile", "") as progress:
         progress.note("compiling the training and the evaluation step, or finding them compiled")
         if settings.run.launcher == "ray":
             from training.launchers.ray import precompile_on_ray as compile_all
+        elif settings.run.launcher == "mpi":
+            from training.launchers.mpi import precompile_on_mpi as compile_all
         else:
             from training.precompile import precompile as compile_all
+        if asks_for_graphs(settings):
+            os.environ["NEURON_EXTRACT_GRAPHS_ONLY"] = "1"
+            progress.note(launch_train(settings))
+            del os.environ["NEURON_EXTRACT_GRAPHS_ONLY"]
         summary = compile_all(settings)
         progress.note(summary)
         done(summary)
