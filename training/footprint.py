@@ -47,6 +47,9 @@ FORMULAS = {
     "joined weights": "e L ((H + 2 K) E + 2 F) D / t: q, k, v and gate, up side by side; full: of one layer",
     "a layer at work": "2 N (A + B) / t, (4 + 2e) N D gathered, e P / L of gradients",
     "head and loss": "(8 + e) N V / t: logits, in float32, exponentials; 2e N D gathered",
+    "symbols": "e bytes of train.dtype (2 for bfloat16), t and d tensor- and data-parallel size, N tokens of a "
+    "micro-batch, S sequence, L layers, D hidden, F intermediate and V vocabulary size, H query and K key/value heads "
+    "of E dimensions",
 }
 """How each part is reckoned; `footprint` and `layer_bytes` say why."""
 

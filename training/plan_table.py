@@ -74,7 +74,7 @@ def print_plan(preset: str | None, config: Path | None, overrides: dict[str, str
     if any(plans.values()):
         console.print(plan_table(preset or str(config or "the defaults"), plans, problems.keys()))
         console.print()
-        console.print(summary_table(FORMULAS.items(), "per core, e = 2 bytes (bfloat16)"))
+        console.print(summary_table(FORMULAS.items(), "bytes per core"))
     if len(problems) == len(plans):
         raise UserError("\n".join(problems.values()))
     for line in problems.values():
