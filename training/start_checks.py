@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
+from training.backends import neuron
 from training.backends.base import Backend, World
 from training.config import Settings
 from training.errors import RunFailed, UserError
@@ -42,7 +44,7 @@ class Unlike(UserError):
 class Roll:
     """Who has come to a point, by the store of the attempt."""
 
-    def __init__(self, store: dist.Store, size: int) -> None:
+    def __init__(self, store: Store, size: int) -> None:
         self._store, self._size = store, size
 
     def sign(self, point: str, rank: int) -> None:
@@ -101,7 +103,7 @@ def difference(reports: Sequence[Report]) -> str | None:
     return None
 
 
-def check_together(store: dist.Store, settings: Settings, world: World, backend: str) -> None:
+def check_together(store: Store, settings: Settings, world: World, backend: str) -> None:
     """Return when all workers are there and alike.
 
     Raises `Unlike` on all of them, or `RunFailed` on those that are there when others have not come within
@@ -143,7 +145,7 @@ def check_together(store: dist.Store, settings: Settings, world: World, backend:
         raise Unlike(verdict["unlike"])
 
 
-def _wait(store: dist.Store, names: list[str], timeout: float, settings: Settings, world: World, point: str) -> None:
+def _wait(store: Store, names: list[str], timeout: float, settings: Settings, world: World, point: str) -> None:
     try:
         store.wait(names, timedelta(seconds=timeout))
     except dist.DistStoreError:
@@ -215,6 +217,6 @@ def _devices(backend: str) -> int | None:
     """Devices that this worker sees; None where they are no matter (CPU, also NxD's own stand-in for Neuron)."""
     if backend == "cuda":
         return torch.cuda.device_count()
-    if backend == "neuron" and os.environ.get("NXD_CPU_MODE", "0") != "1":
+    if backend == "neuron" and not neuron.cpu_mode():
         return len(list(Path("/dev").glob("neuron[0-9]*")))
     return None

@@ -198,6 +198,26 @@ def test_precompile_runs_on_a_rank(tmp_path: Path, small_settings: SettingsMaker
     assert "nothing to compile: train.compile is false" in output
 
 
+# Stands for mpirun and a rank that cannot compile with these settings on its machine.
+REFUSES = """
+import sys
+from training.launchers.group import connect
+connect(sys.argv[1]).set("refused", "run.backend: cuda, but torch sees no GPU")
+sys.exit(2)
+"""
+
+
+def test_what_a_rank_refuses_is_one_line(
+    tmp_path: Path, small_settings: SettingsMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small_settings(tmp_path)
+    settings.run.dir.mkdir()
+    monkeypatch.setattr(mpi, "command", lambda count, words: [sys.executable, "-c", REFUSES, *words])
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with pytest.raises(UserError, match=r"^run.backend: cuda, but torch sees no GPU$"):
+        mpi.precompile_on_mpi(settings)
+
+
 def test_a_killed_launcher_takes_its_ranks_along(
     tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
 ) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # which its documents offer
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from training import environment
 from training.backends import World, backend_name, process_group
@@ -38,17 +40,15 @@ class Meeting:
         listener = socket.create_server((host, 0))  # bound to that address alone, which TCPStore by itself would not
         port = listener.getsockname()[1]
         self.address = f"{host}:{port}"
-        self._store = dist.TCPStore(
-            host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-        )
+        self._store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
 
     def of_attempt(self) -> str:
         """Where the workers of one attempt meet: `host:port/name`, in a name that no other attempt has."""
         return attempt_at(self.address)
 
-    def store(self, meeting: str) -> dist.Store:
+    def store(self, meeting: str) -> Store:
         """What the workers of `meeting` see, for the launcher."""
-        return dist.PrefixStore(meeting.partition("/")[2], self._store)
+        return PrefixStore(meeting.partition("/")[2], self._store)
 
 
 def attempt_at(address: str) -> str:
@@ -62,15 +62,15 @@ def started_environment(settings: Settings) -> None:
         environment.set_defaults(environment.NEURON)
 
 
-def connect(meeting: str) -> dist.Store:
+def connect(meeting: str) -> Store:
     """The store of `Meeting.of_attempt`, for one worker. Raises `RunFailed`."""
     address, _, attempt = meeting.partition("/")
     host, _, port = address.rpartition(":")
     try:
-        store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
+        store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
     except (dist.DistNetworkError, dist.DistStoreError) as error:
         raise RunFailed(f"the launcher does not answer at {address} ({first_line(error)})") from None
-    return dist.PrefixStore(attempt, store)
+    return PrefixStore(attempt, store)
 
 
 def address_towards(host: str, port: int = 9) -> str:
@@ -115,7 +115,7 @@ def joined(settings: Settings, world: World) -> Iterator[None]:
     try:
         dist.init_process_group(
             process_group(settings),
-            store=dist.PrefixStore("group", store),
+            store=PrefixStore("group", store),
             rank=world.rank,
             world_size=world.size,
             timeout=timedelta(seconds=settings.train.hang_timeout),
@@ -143,7 +143,7 @@ def silent_ranks(world: World) -> list[int]:
     return missing
 
 
-def _root(store: dist.Store, world: World) -> str:
+def _root(store: Store, world: World) -> str:
     """Where Neuron's collectives meet: a second address and port, on the node of rank 0."""
     if world.rank == 0:
         host = address_towards(world.meeting.partition(":")[0])

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from training import environment
 from training.config import Settings
@@ -88,6 +88,8 @@ def _mpirun(settings: Settings, count: int, task: str) -> str:
             _wait(process, store, settings, count)
         finally:
             _end(process)
+    if store.check(["refused"]):
+        raise UserError(store.get("refused").decode())
     if process.returncode:
         raise _why(settings, log, process.returncode)
     return store.get("summary").decode() if store.check(["summary"]) else ""
@@ -128,7 +130,7 @@ def _own_address() -> str:
         raise UserError(f"{HOSTFILE}: {file}, expected a file of hosts that can be found ({error})") from None
 
 
-def _wait(process: subprocess.Popen[bytes], store: dist.Store, settings: Settings, count: int) -> None:
+def _wait(process: subprocess.Popen[bytes], store: Store, settings: Settings, count: int) -> None:
     """Return when mpirun has ended. Raises `RunFailed` when not even that much of it comes up that a rank could."""
     deadline: float | None = time.monotonic() + settings.train.hang_timeout + START_SLACK_SECONDS
     while process.poll() is None:

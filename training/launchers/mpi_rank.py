@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from training.backends import World
 from training.config import Settings
-from training.errors import RunFailed
+from training.errors import RunFailed, UserError
 from training.launchers import record_failure
 from training.launchers.group import connect, first_line, run_attempt
 
@@ -35,6 +35,9 @@ def main(meeting: str, task: str) -> int:
             _precompile(settings, store)
         else:
             _train(settings, world)
+    except UserError as error:  # of precompile: `run_attempt` has its own way
+        store.set("refused", str(error))
+        return UserError.exit_code
     except RunFailed as error:  # recorded where it was raised
         print(f"error: {error}", file=sys.stderr)
         return RunFailed.exit_code
@@ -44,7 +47,7 @@ def main(meeting: str, task: str) -> int:
     return 0
 
 
-def _precompile(settings: Settings, store: dist.Store) -> None:
+def _precompile(settings: Settings, store: Store) -> None:
     from training.precompile import precompile
 
     store.set("summary", precompile(settings))
