@@ -81,6 +81,8 @@ def extract_graphs(settings: Settings, world: World) -> None:
     backend = make_backend(settings, world)
     model = backend.build_model()
     optimizer = backend.optimizer(model)
+    from training.backends.neuron_checkpoint import meet
+
     check_sum(backend)
     train = settings.train
     rows = settings.accumulation_steps * train.micro_batch_size
@@ -90,6 +92,7 @@ def extract_graphs(settings: Settings, world: World) -> None:
         for _ in range(STEPS):
             train_step(backend, settings, model, optimizer, tokens_BS1, train.learning_rate, (False, False))()
         evaluate(backend, model, [batch, batch])
+        meet()
         optimizer.load_state_dict(optimizer.state_dict())
     if world.rank == 0:
         RunDir(settings.run.dir).write_outcome("done", "traced the graphs of a step and of an evaluation")

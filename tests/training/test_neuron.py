@@ -288,3 +288,53 @@ def test_graphs_are_traced_by_the_code_that_trains(runs: Runs, monkeypatch: pyte
     done(settings)
     assert not settings.checkpoint_dir.exists()
     assert "traced" in json.loads((settings.run.dir / "outcome.json").read_text())["message"]
+
+
+TRACED = """
+import os, sys
+from pathlib import Path
+from training.backends import World
+from training.config import load_settings
+from training.precompile import extract_graphs
+from training.trainer import train
+
+settings = load_settings(config=Path(sys.argv[1]))
+half = settings.model_copy(update={"train": settings.train.model_copy(update={"steps": 10})})
+straight = settings.model_copy(update={"run": settings.run.model_copy(update={"dir": Path(sys.argv[2])})})
+for run in (settings, straight):
+    run.run.dir.mkdir(parents=True, exist_ok=True)
+extract_graphs(settings, World())
+from torch_xla.debug import metrics
+print("compiled", metrics.metric_data("CompileTime")[0])
+for run in (half, settings, straight):
+    train(run, World())
+    print("compiled", metrics.metric_data("CompileTime")[0], flush=True)
+os._exit(0)
+"""
+
+
+def test_training_compiles_nothing_that_was_not_traced(
+    runs: Runs, plain: Callable[[str], Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On an XLA device, which here is the CPU: bfloat16, ZeRO-1, float32 master weights and accumulation, as on Trn1.
+
+    The graphs are traced and compiled; then a run is trained to its half, saved, resumed, and once more in one go.
+    """
+    settings = runs("device", train__dtype="bfloat16")
+    config = settings.run.dir.with_suffix(".yaml")
+    config.write_text(yaml.safe_dump(settings.resolved()))
+    monkeypatch.delenv("NXD_CPU_MODE", raising=False)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "1"}
+    environment |= {"PJRT_DEVICE": "CPU", "XLA_NO_SPECIAL_SCALARS": "1"}
+    straight = settings.run.dir.with_name("device-straight")
+    child = subprocess.run(
+        [NXD_PYTHON, "-c", TRACED, str(config), str(straight)], env=environment, capture_output=True, text=True
+    )
+    assert child.returncode == 0, child.stderr
+    counts = [line for line in child.stdout.splitlines() if line.startswith("compiled")]
+    assert len(counts) == 4
+    assert len(set(counts)) == 1, counts
+    in_one_go = settings.model_copy(update={"run": settings.run.model_copy(update={"dir": straight})})
+    assert numbers(settings) == numbers(in_one_go), "resumed from the half, with the master weights, it is the same"
+    for step, (loss, _) in numbers(plain("")).items():
+        assert numbers(settings)[step][0] == pytest.approx(loss, abs=0.05), step  # bfloat16 against float32

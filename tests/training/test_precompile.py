@@ -11,9 +11,13 @@ from makers import SettingsMaker, TokenStoreMaker
 from processes import launch, records_of, start
 
 from training.backends import World, make_backend
+from training.backends.cpu import CpuBackend
 from training.compile_cache import use_cache
 from training.config import Settings
+from training.errors import UserError
+from training.model import Llama
 from training.precompile import precompile
+from training.trainer import train
 
 needs_compiler = pytest.mark.skipif(
     not make_backend(Settings(), World()).can_compile(), reason="no C++ compiler with Python.h on this machine"
@@ -56,6 +60,23 @@ def test_training_finds_everything_compiled(
     lost = manifest.parent / next(iter(json.loads(manifest.read_text())["files"]))
     lost.unlink()
     assert compile_all(alone, tmp_path).startswith("compiled")
+
+
+def test_a_run_may_be_forbidden_to_compile(
+    tmp_path: Path, small_settings: SettingsMaker, token_store: TokenStoreMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if the first step had compiled one graph: nothing is compiled here."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "NEURON_COMPILE_CACHE_URL"):
+        monkeypatch.setenv(name, "")  # set by what is tested, and put back
+    monkeypatch.setattr(Llama, "compile_layers", lambda self: None)
+    monkeypatch.setattr(CpuBackend, "cache_counts", lambda self: {"hits": 2, "misses": 1})
+    token_store(tmp_path / "data")
+    settings = small_settings(tmp_path, train__compile=True, train__fail_on_compile=True)
+    settings.run.dir.mkdir()
+    with pytest.raises(UserError, match=r"train.fail_on_compile: 1 graphs were compiled by step 1, expected all"):
+        train(settings, World())
+    train(small_settings(tmp_path, train__compile=True), World())
+    assert records_of(settings, "compile")[-1]["misses"] == 1
 
 
 def _write_summary(settings: Settings, path: Path) -> None:

@@ -113,7 +113,8 @@ class NeuronBackend(Backend):
         self._misses, self._graphs = 0, 0
         os.environ.setdefault("NXD_LOG_LEVEL", "error")  # it prints every group of ranks otherwise
         if not dist.is_initialized():  # a worker alone; NxD wants a group all the same
-            dist.init_process_group(group_backend(), store=dist.HashStore(), rank=0, world_size=1)
+            alone = dist.HashStore()  # type: ignore[attr-defined]  # torch does not say that it exports it
+            dist.init_process_group(group_backend(), store=alone, rank=0, world_size=1)
         import neuronx_distributed
 
         train, parallel = settings.train, settings.parallel

@@ -21,6 +21,7 @@ from typing import Any
 import neuronx_distributed as nxd
 import neuronx_distributed.trainer.checkpoint as nxd_checkpoint
 import torch
+import torch_xla.core.xla_model as xla_model
 from neuronx_distributed.parallel_layers import parallel_state
 from torch import nn
 
@@ -116,6 +117,11 @@ class NeuronCheckpointer(Checkpointer):
     def _result(self) -> None:
         if task := self._task():
             task.result()
+
+
+def meet() -> None:
+    """Wait for all ranks on their devices, as NxD does around its files: a graph of its own."""
+    xla_model.rendezvous("precompile")
 
 
 def restore(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, tensor_parallel_size: int) -> None:

@@ -89,7 +89,7 @@ def project(
         x_BSD = x_BSD.transpose(0, 1).contiguous()
     y = linear_with_async_allreduce(
         input=x_BSD,
-        weight=torch.cat(weights),
+        weight=torch.cat(tuple(weights)),
         bias=None,
         async_grad_allreduce=ranks > 1 and not split,
         sequence_parallel_enabled=split,
