@@ -109,6 +109,8 @@ def test_a_killed_rank_ends_the_job_and_the_rerun_goes_on_as_if_nothing_had_been
     assert line.startswith("error: rank 1, step ")
     assert "the worker was lost (SIGKILL on " in line
     assert line.endswith("the same command goes on from the last checkpoint")
+    [failure] = records_of(settings, "failure")  # and not what the lost rank did to the other one
+    assert failure["rank"] == 1
     lost_at = max(steps_of(settings))
     assert lost_at < 200, "it was over before the rank was killed"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 from torch.distributed.distributed_c10d import Store
 
@@ -13,6 +14,8 @@ from training.config import Settings
 from training.errors import RunFailed, UserError
 from training.launchers import record_failure
 from training.launchers.group import connect, first_line, run_attempt
+
+LOST_RANK_SECONDS = 5.0
 
 
 def world_of_mpi(meeting: str) -> World:
@@ -42,6 +45,8 @@ def main(meeting: str, task: str) -> int:
         print(f"error: {error}", file=sys.stderr)
         return RunFailed.exit_code
     except Exception as error:
+        # A lost rank breaks the collectives of all others, which mpirun ends now: it is to hear of that one first.
+        time.sleep(LOST_RANK_SECONDS)
         record_failure(settings, world.rank, f"{type(error).__name__} ({first_line(error)})")
         raise  # Python's exit code for it is 1, too
     return 0
