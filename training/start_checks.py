@@ -32,6 +32,7 @@ from training.launchers import record_failure
 from training.messages import ranks, shown
 
 SLACK_SECONDS = 10.0  # that the others give rank 0 beyond its own time-out, to tell them
+CORES_PER_DEVICE = 2  # of Trn1's /dev/neuron0 and so on
 LIBRARIES = ("torch", "torch-xla", "torch-neuronx", "libneuronxla", "neuronx-cc", "neuronx-distributed", "numpy", "ray")
 
 Report = dict[str, Any]
@@ -94,6 +95,11 @@ def difference(reports: Sequence[Report]) -> str | None:
         if other["devices"] == 0:
             return f"run.backend: {who} sees no device of it; expected one for each worker"
         if other["core"] is not None:
+            if other["devices"] is not None and other["core"] >= other["devices"]:
+                return (
+                    f"NEURON_RT_VISIBLE_CORES: core {other['core']} for {who}, which has {other['devices']}; "
+                    "expected no more workers on a node than it has cores"
+                )
             mine = taken.setdefault((other["host"], other["core"]), rank)
             if mine != rank:
                 return (
@@ -214,9 +220,9 @@ def _core(world: World) -> int:
 
 
 def _devices(backend: str) -> int | None:
-    """Devices that this worker sees; None where they are no matter (CPU, also NxD's own stand-in for Neuron)."""
+    """GPUs or NeuronCores that this worker sees; None where there are none to see: on CPUs, for Neuron's NxD too."""
     if backend == "cuda":
         return torch.cuda.device_count()
     if backend == "neuron" and not neuron.cpu_mode():
-        return len(list(Path("/dev").glob("neuron[0-9]*")))
+        return CORES_PER_DEVICE * len(list(Path("/dev").glob("neuron[0-9]*")))
     return None

@@ -12,13 +12,19 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hashlib
+import shutil
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
-from makers import SettingsMaker, TokenStoreMaker
+import yaml
+from makers import SettingsMaker, TokenStoreMaker, TrainingCommand
 
 from training.config import Settings, load_settings
 from training.data.store import MANIFEST, ShardWriter, dtype_for, write_json
@@ -28,6 +34,7 @@ from training.data.store import MANIFEST, ShardWriter, dtype_for, write_json
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DOCUMENT = 250  # tokens
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -110,3 +117,39 @@ def _small_settings(tmp_path: Path, **overrides: object) -> Settings:
     }
     values |= {key.replace("__", "."): value for key, value in overrides.items()}
     return load_settings(overrides={key: str(value) for key, value in values.items()})
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> str:
+    """The path of mpirun. Where there is none, root on Debian or Ubuntu has openmpi-bin installed, and others skip."""
+    if shutil.which("mpirun") is None and os.geteuid() == 0 and shutil.which("apt-get"):
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
+        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
+        subprocess.run(["apt-get", "update"], env=environment, **quiet)  # type: ignore[call-overload]
+        install = ["apt-get", "install", "-y", "--no-install-recommends", "openmpi-bin"]
+        subprocess.run(install, env=environment, **quiet)  # type: ignore[call-overload]
+    path = shutil.which("mpirun")
+    if path is None:
+        pytest.skip("there is no mpirun, and only root on Debian or Ubuntu can have it installed: openmpi-bin")
+    return path
+
+
+@pytest.fixture
+def mpi_command(tmp_path: Path, mpirun: str) -> Iterator[TrainingCommand]:
+    """Starts `python -m training STAGE --launcher mpi` in a process group of its own, as a terminal does."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(settings: Settings, stage: str = "train") -> subprocess.Popen[str]:
+        file = tmp_path / f"{settings.run.dir.name}.yaml"
+        file.write_text(yaml.safe_dump(settings.resolved()))
+        line = [sys.executable, "-m", "training", stage, "--config", str(file), "--launcher", "mpi"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        started.append(subprocess.Popen(line, cwd=ROOT, text=True, start_new_session=True, **pipes))  # type: ignore[call-overload]
+        return started[-1]
+
+    yield run
+    for process in started:
+        for below in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
+            below.kill()
+        process.kill()
+        process.communicate()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Protocol
 
@@ -20,3 +21,9 @@ class SettingsMaker(Protocol):
     """See the fixture `small_settings`."""
 
     def __call__(self, tmp_path: Path, **overrides: object) -> Settings: ...
+
+
+class TrainingCommand(Protocol):
+    """See the fixture `mpi_command`."""
+
+    def __call__(self, settings: Settings, stage: str = "train") -> subprocess.Popen[str]: ...

@@ -9,13 +9,16 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -144,6 +147,31 @@ def until(condition: Callable[[], Any], child: Any, seconds: float = 300) -> Any
         ended = wait([child.sentinel], 0.002)
         assert not ended or condition(), f"the child ended with {child.exitcode}"
     return value
+
+
+def while_running(process: subprocess.Popen[str], condition: Callable[[], Any]) -> Any:
+    """The first true value of `condition` while `process` lives."""
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        return until(condition, SimpleNamespace(sentinel=descriptor, exitcode="its own code", kill=process.kill))
+    finally:
+        os.close(descriptor)
+
+
+def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
+    """The process of one rank."""
+    for below in psutil.Process(process.pid).children(recursive=True):
+        if below.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
+            return below
+    raise AssertionError(f"there is no rank {rank}")
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it runs: one that has ended and has no parent to notice may be listed for ever."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def steps_of(settings: Settings) -> list[int]:

@@ -9,14 +9,13 @@ import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import wait
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import yaml
 from makers import SettingsMaker, TokenStoreMaker
-from processes import launch, losses_of, records_of, start, steps_of, until, weights_of
+from processes import launch, losses_of, records_of, start, steps_of, until, weights_of, while_running
 
 from training.config import Settings
 from training.errors import RunFailed
@@ -42,16 +41,6 @@ def command(tmp_path: Path) -> Iterator[Callable[[Settings], subprocess.Popen[st
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def while_running(process: subprocess.Popen[str], condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition` while `process` lives."""
-    descriptor = os.pidfd_open(process.pid)
-
-    try:
-        return until(condition, SimpleNamespace(sentinel=descriptor, exitcode="its own code", kill=process.kill))
-    finally:
-        os.close(descriptor)
 
 
 def train_workers(process: subprocess.Popen[str]) -> list[psutil.Process]:

@@ -1,106 +1,32 @@
-"""The MPI launcher by the real mpirun, two ranks on this machine: losses, a lost rank, a rank that stands still.
-
-Where there is no mpirun, a test run of root's on Debian or Ubuntu installs openmpi-bin; any other skips what needs it.
-"""
+"""The MPI launcher by the real mpirun, two ranks on this machine: a killed one, the losses, what mpirun says."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import psutil
 import pytest
 import torch
-import yaml
-from makers import SettingsMaker, TokenStoreMaker
-from processes import launch, losses_of, records_of, start, steps_of, until, weights_of
+from makers import SettingsMaker, TokenStoreMaker, TrainingCommand
+from processes import launch, losses_of, rank_of, records_of, start, steps_of, weights_of, while_running
 
-from training.config import Settings
 from training.errors import UserError
 from training.launchers import mpi
 from training.launchers.group import address_towards
 from training.watch import HANG_EXIT_CODE
 
 ROOT = Path(__file__).parents[2]
-Command = Callable[..., subprocess.Popen[str]]
-
-
-@pytest.fixture(scope="session")
-def mpirun() -> str:
-    """The path of mpirun."""
-    if shutil.which("mpirun") is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "check": False}
-        environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-        subprocess.run(["apt-get", "update"], env=environment, **quiet)  # type: ignore[call-overload]
-        install = ["apt-get", "install", "-y", "--no-install-recommends", "openmpi-bin"]
-        subprocess.run(install, env=environment, **quiet)  # type: ignore[call-overload]
-    path = shutil.which("mpirun")
-    if path is None:
-        pytest.skip("there is no mpirun, and only root on Debian or Ubuntu can have it installed: openmpi-bin")
-    return path
-
-
-@pytest.fixture
-def command(tmp_path: Path, mpirun: str) -> Iterator[Command]:
-    """Starts `python -m training STAGE --launcher mpi` in a process group of its own, as a terminal does."""
-    started: list[subprocess.Popen[str]] = []
-
-    def run(settings: Settings, stage: str = "train") -> subprocess.Popen[str]:
-        file = tmp_path / f"{settings.run.dir.name}.yaml"
-        file.write_text(yaml.safe_dump(settings.resolved()))
-        line = [sys.executable, "-m", "training", stage, "--config", str(file), "--launcher", "mpi"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        started.append(subprocess.Popen(line, cwd=ROOT, text=True, start_new_session=True, **pipes))  # type: ignore[call-overload]
-        return started[-1]
-
-    yield run
-    for process in started:
-        for below in psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []:
-            below.kill()
-        process.kill()
-        process.communicate()
-
-
-def while_running(process: subprocess.Popen[str], condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition` while `process` lives."""
-    descriptor = os.pidfd_open(process.pid)
-    try:
-        return until(condition, SimpleNamespace(sentinel=descriptor, exitcode="its own code", kill=process.kill))
-    finally:
-        os.close(descriptor)
-
-
-def rank_of(process: subprocess.Popen[str], rank: int) -> psutil.Process:
-    """The process of one rank."""
-    for below in psutil.Process(process.pid).children(recursive=True):
-        if below.environ().get("OMPI_COMM_WORLD_RANK") == str(rank):
-            return below
-    raise AssertionError(f"there is no rank {rank}")
-
-
-def alive(process: psutil.Process) -> bool:
-    """Whether it runs: one that has ended and has no parent to notice may be listed for ever."""
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_killed_rank_ends_the_job_and_the_rerun_goes_on_as_if_nothing_had_been(
-    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
+    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, mpi_command: TrainingCommand
 ) -> None:
     token_store(tmp_path / "data")
     shape = {"parallel__workers": 2, "train__steps": 200, "checkpoint__every": 10, "train__eval_every": 100}
     settings = small_settings(tmp_path, **shape, train__hang_timeout=60)
-    process = command(settings)
+    process = mpi_command(settings)
     while_running(process, lambda: list(settings.checkpoint_dir.glob("step-*")))
     rank_of(process, 1).kill()
     _, errors = process.communicate(timeout=settings.train.hang_timeout)
@@ -114,7 +40,7 @@ def test_a_killed_rank_ends_the_job_and_the_rerun_goes_on_as_if_nothing_had_been
     lost_at = max(steps_of(settings))
     assert lost_at < 200, "it was over before the rank was killed"
 
-    process = command(settings)
+    process = mpi_command(settings)
     output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert "train: done" in output
@@ -131,37 +57,6 @@ def test_a_killed_rank_ends_the_job_and_the_rerun_goes_on_as_if_nothing_had_been
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_a_rank_that_stands_still_is_named_and_the_run_goes_on_without_being_asked(
-    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
-) -> None:
-    token_store(tmp_path / "data")
-    shape = {"parallel__workers": 2, "train__steps": 90_000, "checkpoint__every": 20, "train__eval_every": 90_000}
-    # On a busy machine these seconds may pass before the first step, too: that is one of the restarts.
-    settings = small_settings(tmp_path, **shape, train__hang_timeout=20, run__max_failures=9)
-    process = command(settings)
-    while_running(process, lambda: list(settings.checkpoint_dir.glob("step-*")))
-    rank_of(process, 1).suspend()  # as a node that no longer answers
-    named = "no word from rank 1"
-    while_running(process, lambda: any(named in r["message"] for r in records_of(settings, "failure")))
-    failure = records_of(settings, "failure")[-1]
-    assert failure["rank"] == 0
-    assert failure["message"].startswith("no progress for train.hang_timeout (20 s) while ")
-
-    starts = len(records_of(settings, "start"))
-    while_running(process, lambda: len(records_of(settings, "start")) > starts)
-    again = records_of(settings, "start")[-1]["step"]
-    assert again >= 20
-    while_running(process, lambda: max(steps_of(settings)) > again + 5)
-    ranks = [rank_of(process, 0), rank_of(process, 1)]
-    os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=300)
-    assert process.returncode == 130
-    assert "stopped after step" in errors
-    assert not any(map(alive, ranks))
-    step, _ = weights_of(settings)
-    assert step == max(steps_of(settings))
-
-
 # Read by Python before anything else: rank 1 is on a node that has another image.
 ANOTHER_IMAGE = """
 import os
@@ -176,14 +71,14 @@ def test_a_rank_with_another_image_ends_the_run_before_its_first_step(
     tmp_path: Path,
     token_store: TokenStoreMaker,
     small_settings: SettingsMaker,
-    command: Command,
+    mpi_command: TrainingCommand,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     token_store(tmp_path / "data")
     (tmp_path / "sitecustomize.py").write_text(ANOTHER_IMAGE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     settings = small_settings(tmp_path, parallel__workers=2, run__max_failures=3)
-    process = command(settings)
+    process = mpi_command(settings)
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 2
     [line] = errors.splitlines()
@@ -193,8 +88,8 @@ def test_a_rank_with_another_image_ends_the_run_before_its_first_step(
     assert records_of(settings, "failure") == []  # a restart would find the same
 
 
-def test_precompile_runs_on_a_rank(tmp_path: Path, small_settings: SettingsMaker, command: Command) -> None:
-    process = command(small_settings(tmp_path, parallel__workers=2), "precompile")
+def test_precompile_runs_on_a_rank(tmp_path: Path, small_settings: SettingsMaker, mpi_command: TrainingCommand) -> None:
+    process = mpi_command(small_settings(tmp_path, parallel__workers=2), "precompile")
     output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert "nothing to compile: train.compile is false" in output
@@ -218,20 +113,6 @@ def test_what_a_rank_refuses_is_one_line(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     with pytest.raises(UserError, match=r"^run.backend: cuda, but torch sees no GPU$"):
         mpi.precompile_on_mpi(settings)
-
-
-def test_a_killed_launcher_takes_its_ranks_along(
-    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
-) -> None:
-    token_store(tmp_path / "data")
-    settings = small_settings(tmp_path, parallel__workers=2, train__steps=90_000, train__eval_every=90_000)
-    process = command(settings)
-    while_running(process, lambda: 3 in steps_of(settings))
-    ranks = [rank_of(process, 0), rank_of(process, 1)]
-    process.kill()
-    deadline = time.monotonic() + 60
-    while any(map(alive, ranks)):
-        assert time.monotonic() < deadline
 
 
 HOSTS = """

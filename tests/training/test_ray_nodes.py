@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 from makers import SettingsMaker, TokenStoreMaker
-from processes import launch, losses_of, records_of, start, until, weights_of
+from processes import launch, losses_of, records_of, start, weights_of, while_running
 
 from training.backends import World
 from training.launchers import ray_group
@@ -52,8 +52,7 @@ def test_a_run_over_two_nodes_outlives_one_of_them(
     line = [sys.executable, "-m", "training", "train", "--config", str(file), "--launcher", "ray"]
     process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        child = SimpleNamespace(sentinel=os.pidfd_open(process.pid), exitcode="its own code", kill=process.kill)
-        until(lambda: list(settings.checkpoint_dir.glob("step-*")), child)
+        while_running(process, lambda: list(settings.checkpoint_dir.glob("step-*")))
         [raylet] = lost.all_processes["raylet"]
         os.kill(raylet.process.pid, signal.SIGKILL)
         cluster.add_node(num_cpus=1, object_store_memory=1 << 27)

@@ -142,7 +142,12 @@ def test_two_workers_of_a_host_never_share_a_core(monkeypatch: pytest.MonkeyPatc
     for report, core in zip(found, (0, 1, 0, 1), strict=True):  # the same numbers on another host are other cores
         report["core"] = core
     assert difference(found) is None
-    found[3]["core"] = 0
+    found[3]["devices"] = 1
+    assert difference(found) == (
+        "NEURON_RT_VISIBLE_CORES: core 1 for rank 3 on b, which has 1; "
+        "expected no more workers on a node than it has cores"
+    )
+    found[3].update(devices=32, core=0)
     assert difference(found) == "NEURON_RT_VISIBLE_CORES: core 0 of b for ranks 2, 3; expected a core for each"
     for listed, rank, core in (("0-31", 5, 5), ("4,6", 1, 6), ("8-9,12", 2, 12)):
         monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", listed)
