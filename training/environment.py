@@ -8,6 +8,7 @@ code is, depends on what is compiled: training/compile_cache.py.)
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from training.backends import World
 
-# From AWS's guide to training on several Trn1 nodes: the network between them, numerics, memory of the host.
+# From AWS's guide to training on several Trn1 nodes, and NxD's own runs of Llama: the network between them, numerics,
+# the compiler, and how far the host runs ahead of the device.
 NEURON = {
     "CCOM_SOCKET_IFNAME": "eth0",
     "MALLOC_ARENA_MAX": "64",
+    "NEURON_CC_FLAGS": "--model-type transformer",
     "NEURON_FUSE_SOFTMAX": "1",
+    "NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS": "3",
     "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
     # Without it torch_xla writes the numbers 0 and 1 into the code, and a learning rate of 0 is another program.
     "XLA_NO_SPECIAL_SCALARS": "1",
@@ -77,4 +81,4 @@ def handed_over() -> dict[str, str]:
 def in_force() -> str:
     """One line that says what this process has; not where this attempt meets, which is another place each time."""
     shown = sorted(name for name in os.environ if ours(name) and name != "NEURON_RT_ROOT_COMM_ID")
-    return "environment: " + " ".join(f"{name}={os.environ[name]}" for name in shown)
+    return "environment: " + " ".join(f"{name}={shlex.quote(os.environ[name])}" for name in shown)

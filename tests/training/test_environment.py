@@ -56,8 +56,9 @@ def test_what_is_set_wins_and_is_told_once(
     monkeypatch.setattr(environment.os, "environ", dict(environment.os.environ))
     environment.set_defaults(environment.NEURON)
     assert environment.in_force() == (
-        "environment: CCOM_SOCKET_IFNAME=ens5 MALLOC_ARENA_MAX=64 NEURON_FUSE_SOFTMAX=1 "
-        "NEURON_RT_STOCHASTIC_ROUNDING_EN=1 XLA_NO_SPECIAL_SCALARS=1"
+        "environment: CCOM_SOCKET_IFNAME=ens5 MALLOC_ARENA_MAX=64 NEURON_CC_FLAGS='--model-type transformer' "
+        "NEURON_FUSE_SOFTMAX=1 NEURON_RT_ASYNC_EXEC_MAX_INFLIGHT_REQUESTS=3 NEURON_RT_STOCHASTIC_ROUNDING_EN=1 "
+        "XLA_NO_SPECIAL_SCALARS=1"
     )
     settings = small_settings(tmp_path)
     settings.run.dir.mkdir()

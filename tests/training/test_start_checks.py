@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import threading
 from collections.abc import Callable
@@ -16,9 +17,11 @@ from makers import SettingsMaker, TokenStoreMaker
 from training import start_checks
 from training.backends import World
 from training.config import Settings
-from training.errors import RunFailed
+from training.errors import RunFailed, UserError
+from training.launchers import group
 from training.launchers.group import Meeting, connect, silent_ranks
 from training.metrics import read_metrics
+from training.rundir import RunDir
 from training.start_checks import Unlike, check_sum, check_together, difference
 
 Outcome = Exception | None
@@ -185,3 +188,21 @@ def test_a_launcher_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("training.launchers.group.CONNECT_SECONDS", 0.5)
     with pytest.raises(RunFailed, match=r"^the launcher does not answer at 127.0.0.1:1 \("):
         connect("127.0.0.1:1/attempt")
+
+
+def test_what_all_ranks_refuse_is_no_failure_of_one(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 tells the launcher, and then no rank ends as one that a restart may mend."""
+    monkeypatch.setattr(group, "joined", lambda settings, world: contextlib.nullcontext())
+    monkeypatch.setattr(group, "TELLING_SECONDS", 0.5)
+    run = RunDir(settings.run.dir)
+
+    def refused() -> None:
+        raise UserError("train.steps: 3, expected more")
+
+    with pytest.raises(RunFailed, match=r"^train.steps: 3, expected more$"):
+        group.run_attempt(settings, World(1, 2, 1, 2), refused)  # rank 0 has found nothing
+    assert [record["rank"] for record in read_metrics(run.metrics)] == [1]
+    group.run_attempt(settings, World(0, 2, 0, 2), refused)
+    assert run.outcome() == {"status": "user_error", "message": "train.steps: 3, expected more"}
+    group.run_attempt(settings, World(1, 2, 1, 2), refused)
+    assert len(read_metrics(run.metrics)) == 1

@@ -30,6 +30,7 @@ from training.rundir import RunDir
 from training.start_checks import Roll, Unlike, check_together
 
 CONNECT_SECONDS = 60.0  # for one worker to reach the store, which is there before it
+TELLING_SECONDS = 5.0
 SILENCE_SECONDS = 5.0  # beyond `train.hang_timeout`, for workers that began to wait a little later
 
 
@@ -86,9 +87,10 @@ def run_attempt(settings: Settings, world: World, attempt: Callable[[], None]) -
         with joined(settings, world):
             attempt()
     except UserError as error:
+        run = RunDir(settings.run.dir)
         if world.rank == 0:
-            RunDir(settings.run.dir).write_outcome("user_error", str(error))
-        elif not isinstance(error, Unlike):  # which rank 0 raises too
+            run.write_outcome("user_error", str(error))
+        elif not (isinstance(error, Unlike) or _told(run)):
             record_failure(settings, world.rank, str(error))
             raise RunFailed(str(error)) from error
 
@@ -141,6 +143,14 @@ def silent_ranks(world: World) -> list[int]:
     while (missing := roll.missing("hang")) and time.monotonic() < deadline:
         time.sleep(0.1)
     return missing
+
+
+def _told(run: RunDir) -> bool:
+    """Whether rank 0 says within TELLING_SECONDS what is to be mended: most of it, all ranks find alike."""
+    deadline = time.monotonic() + TELLING_SECONDS
+    while not (told := bool(run.outcome())) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return told
 
 
 def _root(store: Store, world: World) -> str:

@@ -27,11 +27,16 @@ def train_locally(settings: Settings) -> None:
     for attempt in range(settings.run.max_failures + 1):
         try:
             if settings.parallel.workers == 1:
-                return run_attempt(settings, World(), lambda: train(settings, World()))
-            return _start_workers(settings)
+                run_attempt(settings, World(), lambda: train(settings, World()))
+            else:
+                _start_workers(settings)
+            return
         except (RunFailed, ProcessException) as error:
             _record_lost(settings, error)
-            if attempt == settings.run.max_failures or RunDir(settings.run.dir).stop_requested():
+            run = RunDir(settings.run.dir)
+            if run.outcome():  # it ended, and a worker was lost on its way out
+                return
+            if attempt == settings.run.max_failures or run.stop_requested():
                 raise gave_up(settings, since, str(error)) from error
 
 

@@ -58,7 +58,10 @@ def train_on_mpi(settings: Settings) -> None:
             _mpirun(settings, settings.parallel.workers, "train")
             return
         except RunFailed as error:
-            if attempt == settings.run.max_failures or RunDir(settings.run.dir).stop_requested():
+            run = RunDir(settings.run.dir)
+            if run.outcome():  # it ended, and a worker was lost on its way out
+                return
+            if attempt == settings.run.max_failures or run.stop_requested():
                 raise gave_up(settings, since, str(error)) from error
 
 

@@ -72,10 +72,24 @@ def precompile_on_ray(settings: Settings) -> str:
 
     from training.precompile import precompile
 
-    device = dict(DEVICES.get(backend_name(settings), {}))
-    task = ray.remote(num_cpus=_cpus_of_worker(settings), num_gpus=device.pop("GPU", 0), resources=device)(precompile)
+    backend = backend_name(settings)
+    device = dict(DEVICES.get(backend, {}))
+    task = ray.remote(
+        num_cpus=_cpus_of_worker(settings),
+        num_gpus=device.pop("GPU", 0),
+        resources=device,
+        runtime_env=_runtime_env(backend),
+    )(precompile)
     summary: str = ray.get(task.remote(settings))
     return summary
+
+
+def _runtime_env(backend: str) -> dict[str, dict[str, str]]:
+    """The environment of workers and of what compiles for them: the same, since compiled code depends on it."""
+    from training.launchers.ray_group import WORKER_ENV
+
+    neuron = WORKER_ENV | environment.NEURON | environment.handed_over()
+    return {"env_vars": neuron if backend == "neuron" else {}}
 
 
 def _cpus_of_worker(settings: Settings) -> int:
@@ -94,7 +108,7 @@ def train_on_ray(settings: Settings) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, UserCallback
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
-    from training.launchers.ray_group import WORKER_ENV, RayGroup
+    from training.launchers.ray_group import RayGroup
 
     class RecordFailures(UserCallback):  # type: ignore[misc]  # ray is not typed
         def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
@@ -108,7 +122,6 @@ def train_on_ray(settings: Settings) -> None:
 
     backend = backend_name(settings)
     device = DEVICES.get(backend, {})
-    variables = WORKER_ENV | environment.NEURON | environment.handed_over()
     meeting = Meeting(ray.util.get_node_ip_address())
     run = RunDir(settings.run.dir)
     trainer = DataParallelTrainer(
@@ -125,7 +138,7 @@ def train_on_ray(settings: Settings) -> None:
             storage_path=str(settings.run.dir / "ray"),
             failure_config=FailureConfig(max_failures=settings.run.max_failures),
             callbacks=[RecordFailures()],
-            worker_runtime_env={"env_vars": variables if backend == "neuron" else {}},
+            worker_runtime_env=_runtime_env(backend),
         ),
     )
     # On a thread of its own: Ray Train would otherwise take SIGINT for itself and end the run without a checkpoint.
