@@ -69,7 +69,10 @@ def compute_dtype(settings: Settings) -> torch.dtype:
 
 
 def ingredients(settings: Settings) -> dict[str, Any]:
-    """All that the compiled graphs of a run depend on. The whole step is one, so every layer and every rank counts."""
+    """All that the compiled graphs of a run depend on. The whole step is one, so every layer and every rank counts.
+
+    Not the compiler's flags: its cache tells them apart, and the process that starts the workers may have others.
+    """
     train = ("seq_length", "global_batch_size", "micro_batch_size", "activation_checkpointing")
     parts = {
         "model": settings.model.model_dump(mode="json", exclude={"init_from", "initializer_range"}),
@@ -78,9 +81,8 @@ def ingredients(settings: Settings) -> dict[str, Any]:
     }
     versions = {name: importlib.metadata.version(name) for name in SDK if _has(name)}
     versions |= {"torch": torch.__version__, "python": platform.python_version()}
-    flags = {name: os.environ.get(name, "") for name in ("NEURON_CC_FLAGS", "NEURON_FUSE_SOFTMAX")}
     device = {"backend": NeuronBackend.name, "dtype": str(compute_dtype(settings))}
-    return parts | {"device": device, "versions": versions, "flags": flags}
+    return parts | {"device": device, "versions": versions}
 
 
 def _has(distribution: str) -> bool:
