@@ -37,7 +37,9 @@ def train_step(
             micro_loss.backward()
         loss += micro_loss.detach()
     grad_norm = backend.update(model, optimizer)
-    shared = backend.sum_(torch.stack((loss, *(torch.full_like(loss, flag) for flag in flags))))
+    # As data and not as numbers: XLA makes another graph where two numbers become equal, or cease to be.
+    flags_F = torch.tensor(flags, dtype=loss.dtype).to(backend.device)
+    shared = backend.sum_(torch.cat((loss[None], flags_F)))
     read = backend.read_later(torch.stack((*shared, grad_norm.detach(), loss)))
     backend.step_boundary()
     return read

@@ -31,6 +31,7 @@ from training.errors import UserError
 from training.trainium import CORE_PEAK_FLOPS
 
 PACKAGE = "neuronx_distributed"
+SMALLEST_RATE = 1e-12
 SDK = ("neuronx-cc", "torch-neuronx", "torch-xla", "neuronx-distributed", "libneuronxla")
 
 
@@ -241,6 +242,8 @@ class NeuronBackend(Backend):
             self.step_boundary()
 
     def update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        for group in optimizer.param_groups:  # a 0 would be one number with other zeros, and so another graph
+            group["lr"] = max(group["lr"], SMALLEST_RATE)
         optimizer.step()  # sums gradients over the workers, clips and steps
         grad_norm: torch.Tensor = optimizer.grad_norm  # type: ignore[attr-defined]
         optimizer.zero_grad(set_to_none=True)
