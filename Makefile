@@ -13,7 +13,7 @@ CONTROL = @$(BIN)/python -m workloads.control $@ $(if $(STAGE),--stage $(STAGE))
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-engine lint format bench docs architecture lock clean \
+.PHONY: help setup run test test-engine test-cluster lint format bench docs architecture lock clean \
 	status logs stop rerun dashboard tensorboard toolbox
 
 help: ## list the targets
@@ -60,6 +60,9 @@ test: lint ## lint and all tests
 
 test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
 	ENGINE_FAULTS=$${ENGINE_FAULTS:-types} $(BIN)/python -m pytest tests/engine $(ARGS)
+
+test-cluster: setup ## the local stack in real pods (needs TEST_CLUSTER_KUBECONFIG, `pulumi` and kubectl; docs/verification.md)
+	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 lint: setup ## ruff, its formatter and mypy
 	$(BIN)/ruff check .
