@@ -71,15 +71,15 @@ class Local:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def read(self, path: str) -> str:
-        """A file of the volume; "" while it is not there."""
-        command = self.kubectl.command("exec", f"deployment/{TOOLBOX}", "--", "cat", path)
+    def read(self, name: str) -> str:
+        """A file of the run that trains; "" while it is not there. Its folder is named after the settings too."""
+        command = self.kubectl.command("exec", f"deployment/{TOOLBOX}", "--", "sh", "-c", f"cat runs/tiny-*/{name}")
         done = subprocess.run(command, env=self.stack.env, text=True, capture_output=True)
         return done.stdout if done.returncode == 0 else ""
 
     def records(self, kind: str) -> list[Record]:
         """The run's records of one type."""
-        found = [parse_record(line) for line in self.read("runs/tiny/metrics.jsonl").splitlines()]
+        found = [parse_record(line) for line in self.read("metrics.jsonl").splitlines()]
         return [record for record in found if record and record["type"] == kind]
 
     def step(self) -> int:
@@ -154,7 +154,7 @@ def test_the_rerun_goes_on_to_a_model(local: Local, figure: Stream) -> None:
     assert starts[-1] == stopped, "from the checkpoint of the stop"
     status = local.control("status")
     assert [line.split()[:2] for line in status.splitlines()[1:]] == [[stage, "succeeded"] for stage in STAGES]
-    entropy = parse_manifest(local.read("runs/tiny/manifest.json"))
+    entropy = parse_manifest(local.read("manifest.json"))
     loss = local.records("valid")[-1]["loss"]
     assert local.step() == 240
     assert loss < entropy
