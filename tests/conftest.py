@@ -1,4 +1,4 @@
-"""What tests of all rooms share: the figures of what was run, told at the end."""
+"""What tests of all rooms share: no example has a time limit, and the figures of what was run are told at the end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no finding.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 FIGURES: list[str] = []
 
