@@ -13,16 +13,20 @@ UV := uv==0.13.9
 UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
 PRESET ?= tiny
 LAUNCHER ?= ray
+# The full name is the same image to docker, podman and buildah, and to the cluster that it is loaded into.
+IMAGE ?= docker.io/library/llama-trainium:local
+BASE_IMAGE ?= docker.io/library/python:3.12
+BUILDER ?= $(shell for b in docker podman buildah; do command -v $$b > /dev/null && echo $$b && break; done)
 CONTROL = @$(BIN)/python -m workloads.control $@ $(if $(STAGE),--stage $(STAGE)) $(if $(STACK),--stack $(STACK)) $(ARGS)
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-engine test-neuron-versions lint format bench docs architecture lock clean \
-	status logs stop rerun dashboard tensorboard toolbox
+.PHONY: help setup run image test test-engine test-cluster test-neuron-versions lint format bench docs architecture \
+	lock clean status logs stop rerun dashboard tensorboard toolbox
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo '  ARGS="..." adds settings to run, tests to test, options to bench: make run ARGS="--train.steps 20"'
+	@echo '  ARGS="..." adds settings to run, tests to test, options to bench and image: make run ARGS="--train.steps 20"'
 
 setup: $(VENV)/.installed ## make .venv with everything the project needs
 
@@ -37,6 +41,10 @@ $(VENV)/.installed: $(PINS)
 
 run: setup ## pre-train a small Llama on this machine: prepare, precompile, train, report
 	@$(BIN)/python -m training run --preset $(PRESET) --launcher $(LAUNCHER) $(ARGS)
+
+image: ## build the image for CPUs, with docker, podman or buildah (IMAGE, BASE_IMAGE, BUILDER, ARGS)
+	@test -n "$(BUILDER)" || { echo 'error: BUILDER: no docker, podman or buildah on PATH, expected one of them'; exit 2; }
+	$(BUILDER) build -f training/Dockerfile --build-arg BASE_IMAGE=$(BASE_IMAGE) -t $(IMAGE) $(ARGS) .
 
 status: setup ## how the stages of a stack are; STACK=NAME for one that is not selected
 	$(CONTROL)
@@ -64,6 +72,9 @@ test: lint ## lint and all tests
 
 test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
 	ENGINE_FAULTS=$${ENGINE_FAULTS:-types} $(BIN)/python -m pytest tests/engine $(ARGS)
+
+test-cluster: setup ## the local stack in real pods (needs TEST_CLUSTER_KUBECONFIG, `pulumi` and kubectl; docs/verification.md)
+	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 $(NEURON_VENV)/.installed: $(VENV)/.installed
 	$(UV_ENV) $(BIN)/uv venv --quiet --clear --python $(NEURON_PYTHON) $(NEURON_VENV)

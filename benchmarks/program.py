@@ -1,4 +1,4 @@
-"""How long the Pulumi program takes to evaluate: every stack file under the tests' engine in memory.
+"""How long the Pulumi program takes to evaluate: the stack files for AWS under the tests' engine in memory.
 
     python -m benchmarks.program
 
@@ -33,7 +33,8 @@ for name in sys.argv[1:]:
 
 def run(quick: bool) -> list[dict[str, Any]]:
     """Rows: seconds of the program and of the bare imports, medians; the ratio is ours / peer."""
-    stacks = sorted(path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml"))
+    # `local` asks a cluster of the kubeconfig whether it is there, and registers a fraction of what the others do.
+    stacks = sorted({path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")} - {"local"})
     repetitions = 1 if quick else 5
     rows = []
     for stack in stacks[:1] if quick else stacks:

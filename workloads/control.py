@@ -3,7 +3,7 @@
     python -m workloads.control status --stack dev
     make logs STAGE=train STACK=dev
 
-The namespace comes from the stack's outputs (of the selected stack, if none is named), everything else from kubectl.
+The namespace comes from the stack's settings (of the selected stack, if none is named), everything else from kubectl.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.errors import UserError
 from training.messages import expected_one_of
 from workloads.kubectl import Kubectl, Object, call, pulumi_json
 from workloads.labels import DASHBOARD, DASHBOARD_PORT, STAGE_LABEL, TENSORBOARD, TENSORBOARD_PORT, TOOLBOX
-from workloads.settings import STAGES
+from workloads.settings import STAGES, Workloads
 from workloads.states import JobState, Kind, job_state
 
 KINDS: dict[Kind, str] = {"RayJob": "rayjobs.ray.io", "MPIJob": "mpijobs.kubeflow.org"}
@@ -185,12 +185,15 @@ def rerun_urn(state: Any, stage: str) -> str:
 
 
 def where(stack: str | None, namespace: str | None, context: str | None) -> Kubectl:
-    """The namespace and the context, from the stack's outputs where they are not given."""
+    """The namespace and the context, from the stack's settings where they are not given.
+
+    Not from its outputs: there are none before the first `pulumi up` has ended, and that waits for the stages.
+    """
     if namespace is None:
-        outputs = pulumi_json("stack", "output", "--json", *_stack(stack))
-        if "namespace" not in outputs:
-            raise UserError("namespace: the stack has no such output, expected a stack that is up: pulumi up")
-        namespace, context = outputs["namespace"], context or outputs.get("context")
+        config = pulumi_json("config", "--json", *_stack(stack))
+        values = {key.partition(":")[2]: each.get("objectValue", each.get("value")) for key, each in config.items()}
+        namespace = values.get("workloads", {}).get("namespace", Workloads.model_fields["namespace"].default)
+        context = context or values.get("context")
     return Kubectl(str(namespace), context)
 
 

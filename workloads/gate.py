@@ -1,6 +1,6 @@
 """A stage's job as a Pulumi resource that is there when the job has ended, and that ends the update when it went wrong.
 
-    prepare = Stage("prepare", "prepare", "RayJob", metadata, spec, wait="finished", timeout=3600)
+    prepare = Stage("prepare", "prepare", "RayJob", metadata, spec, wait="finished", timeout=3600, needs="1 pod")
     prepare.checked        # name of the job, once it has succeeded: what the next stage is made from
 
 Pulumi waits for the condition in the annotation `pulumi.com/waitFor`, which is true at every end and not at a good one
@@ -64,9 +64,11 @@ class Stage(pulumi.CustomResource):
         spec: Mapping[str, Any],
         wait: Wait,
         timeout: int,
+        needs: str,
         opts: pulumi.ResourceOptions | None = None,
     ) -> None:
         """`timeout`: seconds after which Pulumi stops waiting. The job itself goes on; the next update waits on.
+        `needs`: what the pods ask for, in words, for when there are no nodes for them.
 
         `metadata` must say the whole name: Pulumi's own suffixes would hide that a job is the one that is there.
         """
@@ -88,7 +90,7 @@ class Stage(pulumi.CustomResource):
             f"kubernetes:{API_VERSIONS[kind]}:{kind}", name, props, pulumi.ResourceOptions.merge(opts, own)
         )
         looked_at = pulumi.Output.all(self.urn, self.metadata, self.status).apply(
-            lambda made: _look_at(stage, kind, wait, made[0], made[1], made[2])
+            lambda made: _look_at(stage, kind, wait, needs, made[0], made[1], made[2])
         )
         self.checked = looked_at.apply(lambda result: str(result["job"]))
         self.result = looked_at
@@ -99,24 +101,36 @@ DELETE_SECONDS = 1200
 
 
 def _look_at(
-    stage: str, kind: Kind, wait: Wait, urn: str, metadata: Mapping[str, Any], status: Mapping[str, Any] | None
+    stage: str,
+    kind: Kind,
+    wait: Wait,
+    needs: str,
+    urn: str,
+    metadata: Mapping[str, Any],
+    status: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """What became of a job. Raises `pulumi.RunError`, which ends the update without a traceback."""
     found = job_state(kind, status)
     if found.state != "succeeded" and not (wait == "running" and found.state == "running"):
-        raise pulumi.RunError(failure(stage, kind, urn, metadata, status or {}, found))
+        raise pulumi.RunError(failure(stage, kind, needs, urn, metadata, status or {}, found))
     seconds = (found.ended - found.started).total_seconds() if found.started and found.ended else None
     return {"job": metadata["name"], "state": found.state, "seconds": seconds}
 
 
 def failure(
-    stage: str, kind: Kind, urn: str, metadata: Mapping[str, Any], status: Mapping[str, Any], found: JobState
+    stage: str,
+    kind: Kind,
+    needs: str,
+    urn: str,
+    metadata: Mapping[str, Any],
+    status: Mapping[str, Any],
+    found: JobState,
 ) -> str:
     """One line with what happened, where the log is and what runs the stage again; then the last lines of the log."""
     what, log = _message(found.message)
     reasons = [found.reason] if found.reason else []
     if found.reason == "PreRunningDeadlineExceeded":
-        reasons += _not_ready(status)
+        reasons += _not_ready(status, needs)
     why = f" ({', '.join(reasons)})" if reasons else ""
     namespace, name = metadata.get("namespace", "default"), metadata["name"]
     # A RayJob's submitter follows the log and outlives the cluster; an MPIJob's launcher has the log itself.
@@ -135,14 +149,18 @@ def _message(message: str) -> tuple[str, list[str]]:
     return sentence, [line for line in rest.splitlines() if line.strip()][-LOG_LINES:]
 
 
-def _not_ready(status: Mapping[str, Any]) -> list[str]:
+def _not_ready(status: Mapping[str, Any], needs: str) -> list[str]:
     """Why the cluster of a RayJob did not come up, as far as its conditions say: no node, an image, a container."""
     cluster = status.get("rayClusterStatus") or {}
+    conditions = {each["type"]: each for each in cluster.get("conditions") or () if each.get("status") == "False"}
+    # KubeRay's word for a head of which no kubelet has said anything: it is on no node, and so is none of its gang.
+    if conditions.get("HeadPodReady", {}).get("reason") == "Unknown":
+        return [f"unschedulable: there were never free nodes for {needs}"]
     wanted, there = cluster.get("desiredWorkerReplicas") or 0, cluster.get("readyWorkerReplicas") or 0
     said = [
-        " ".join(filter(None, (each["type"], each.get("reason"), each.get("message"))))
-        for each in cluster.get("conditions") or ()
-        if each.get("status") == "False" and each["type"] in ("HeadPodReady", "RayClusterProvisioned")
+        " ".join(filter(None, (kind, each.get("reason"), each.get("message"))))
+        for kind, each in conditions.items()
+        if kind in ("HeadPodReady", "RayClusterProvisioned")
     ]
     return [
         *([f"{there} of {wanted} workers ready"] if there < wanted else []),

@@ -19,6 +19,7 @@ from workloads.pods import Names
 from workloads.raycluster import ray_cluster_spec
 from workloads.rayjob import job_names, pulumi_timeout, ray_job_metadata, ray_job_spec, stage_settings
 from workloads.settings import StageName, Workloads
+from workloads.sizes import gang_sizes, in_words
 from workloads.states import Kind
 
 
@@ -80,6 +81,7 @@ class Pipeline(pulumi.ComponentResource):
             spec_of(stage, platform, settings, names, self._nodes, training),
             wait,
             pulumi_timeout(settings.stage(stage), wait),
+            in_words(gang_sizes(settings, stage, self._nodes, platform.core, platform.workers)),
             opts,
         )
 

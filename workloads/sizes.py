@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from workloads.platform import NodeShape
 from workloads.settings import EFA, NEURON, Pod, StageName, Workloads
@@ -57,6 +58,16 @@ def gang_sizes(settings: Workloads, stage: StageName, nodes: int, core: NodeShap
     if stage == "prepare":
         return [prepare_size(settings, core)]
     return [head_size(settings, core), *[worker_size(settings, workers)] * nodes]
+
+
+def in_words(sizes: Sequence[Size]) -> str:
+    """What pods of these sizes ask for together: "a pod of 2 CPUs, 7 GiB, and 2 pods of 112 CPUs, ..."."""
+    said = []
+    for size, same in groupby(sizes):
+        count = len(list(same))
+        asked = [f"{size.cpu:g} CPUs", f"{size.memory_gib:g} GiB", *(f"{n} {name}" for name, n in size.devices.items())]
+        said.append(f"{'a pod' if count == 1 else f'{count} pods'} of {', '.join(asked)}")
+    return ", and ".join(said)
 
 
 def _share(asked: Pod, node: NodeShape, share: float) -> Size:

@@ -1,51 +1,29 @@
 """A real Kubernetes API server for the engine's tests: etcd, kube-apiserver and kube-controller-manager on loopback.
 
-No kubelet: pods are declared Ready as they appear, which is what a Deployment's rollout waits for. Charts come from a
-repository of stubs, one ConfigMap each, that stands in for the operators' own through the setting charts.mirror.
+No kubelet: pods are declared Ready as they appear, which is what a Deployment's rollout waits for.
 """
 
 from __future__ import annotations
 
 import base64
-import functools
-import http.server
-import io
 import json
+import os
 import shutil
 import socket
 import ssl
 import subprocess
-import tarfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
-from schemas import CRD_DIR
-
-from infra import versions
-
 BINARIES = ("etcd", "kube-apiserver", "kube-controller-manager", "openssl", "pulumi-resource-kubernetes")
 TOKEN = "engine"
 DEFINITIONS_PATH = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-# The custom resources that the program itself makes, by the chart that brings their definitions: group, kind, plural.
-DEFINITIONS = {
-    "karpenter-crd": [
-        ("karpenter.sh", "NodePool", "nodepools"),
-        ("karpenter.k8s.aws", "EC2NodeClass", "ec2nodeclasses"),
-    ],
-    "kuberay-operator": [("ray.io", "RayJob", "rayjobs"), ("ray.io", "RayCluster", "rayclusters")],
-    "volcano": [("scheduling.volcano.sh", "Queue", "queues")],
-}
-MPI_JOB = ("kubeflow.org", "MPIJob", "mpijobs")
-# The version of each that the program asks for, and whether its objects are in a namespace.
-VERSIONS = {"scheduling.volcano.sh": "v1beta1", "kubeflow.org": "v2beta1"}
-NAMESPACED = ("ray.io", "kubeflow.org")
 
 
 def missing() -> str | None:
@@ -86,16 +64,15 @@ class ApiServer:
             text = answer.read().decode()
         return json.loads(text) if text.startswith("{") else text
 
-    def define(self, file: Path) -> None:
-        """Make the custom resource definition in `file`, and wait until the server serves it."""
-        made = yaml.safe_load(file.read_text())
+    def define(self, made: dict[str, Any]) -> None:
+        """Make a custom resource definition, and wait until the server serves it."""
         self.request(DEFINITIONS_PATH, "POST", made)
         path, end = f"{DEFINITIONS_PATH}/{made['metadata']['name']}", time.monotonic() + 30
         while not any(
             (each["type"], each["status"]) == ("Established", "True")
             for each in self.request(path).get("status", {}).get("conditions") or ()
         ):
-            assert time.monotonic() < end, f"{file} is not established after 30 s"
+            assert time.monotonic() < end, f"{path} is not established after 30 s"
             time.sleep(0.1)
 
     def everything(self) -> dict[str, Any]:
@@ -139,9 +116,28 @@ class ApiServer:
                 continue  # gone between the list and the patch, or the server is going
 
 
+class Processes:
+    """Programs that run until `stack` is closed, each with its log in `folder`."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self._stack = folder, stack
+
+    def start(self, name: str, *flags: str, env: Mapping[str, str] | None = None) -> None:
+        """Start the program `name`; `env` is added to its environment."""
+        log = self._stack.enter_context((self.folder / f"{name}.log").open("w"))
+        process = subprocess.Popen(
+            [name, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, **(env or {})}
+        )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+
+
 @contextmanager
-def serving(folder: Path) -> Iterator[ApiServer]:
-    """An API server with the controllers of Deployments and namespaces, while the block runs."""
+def serving(folder: Path, pods_run: bool = True) -> Iterator[ApiServer]:
+    """An API server with the controllers of Deployments and namespaces, while the block runs.
+
+    `pods_run`: every pod is declared Ready, without a node.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     key, public, tokens = folder / "sa.key", folder / "sa.pub", folder / "tokens.csv"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
@@ -150,13 +146,7 @@ def serving(folder: Path) -> Iterator[ApiServer]:
     client, peer, port = (free_port() for _ in range(3))
     etcd, server = f"http://127.0.0.1:{client}", ApiServer(folder, port)
     with ExitStack() as stack:
-
-        def run(name: str, *flags: str) -> None:
-            log = stack.enter_context((folder / f"{name}.log").open("w"))
-            process = subprocess.Popen([name, *flags], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.kill)
-
+        run = Processes(folder, stack).start
         run(
             "etcd",
             f"--data-dir={folder / 'etcd'}",
@@ -180,6 +170,8 @@ def serving(folder: Path) -> Iterator[ApiServer]:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=RBAC",
+            # Lists by watching need a newer etcd than Debian 12 has, and clients of 1.36 insist on them.
+            "--feature-gates=WatchList=false",
         )
         server.wait()
         server.kubeconfig.write_text(json.dumps(kubeconfig(server)))
@@ -192,22 +184,23 @@ def serving(folder: Path) -> Iterator[ApiServer]:
             f"--secure-port={free_port()}",
             f"--cert-dir={folder / 'certs'}",
         )
-        stop = threading.Event()
-        kubelet = threading.Thread(target=server.pods_are_ready, args=(stop,))
-        kubelet.start()
-        stack.callback(kubelet.join)
-        stack.callback(stop.set)
+        if pods_run:
+            stop = threading.Event()
+            kubelet = threading.Thread(target=server.pods_are_ready, args=(stop,))
+            kubelet.start()
+            stack.callback(kubelet.join)
+            stack.callback(stop.set)
         yield server
 
 
-def kubeconfig(server: ApiServer) -> dict[str, Any]:
+def kubeconfig(server: ApiServer, token: str = TOKEN) -> dict[str, Any]:
     """What kubectl and the controllers read."""
     cluster = {"server": server.endpoint, "certificate-authority-data": server.ca}
     return {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "engine", "cluster": cluster}],
-        "users": [{"name": "engine", "user": {"token": TOKEN}}],
+        "users": [{"name": "engine", "user": {"token": token}}],
         "contexts": [{"name": "engine", "context": {"cluster": "engine", "user": "engine"}}],
         "current-context": "engine",
     }
@@ -220,76 +213,3 @@ def aws_command(folder: Path) -> None:
     script = folder / "aws"
     script.write_text(f"#!/bin/sh\ncase \"$*\" in *--version*) echo aws-cli/2.31.0 ;; *) echo '{answer}' ;; esac\n")
     script.chmod(0o755)
-
-
-def chart_archive(chart: versions.Chart) -> bytes:
-    """A chart of that name and version with one ConfigMap, and the definitions that the program needs."""
-    about = {"apiVersion": "v2", "name": chart.name, "version": chart.version}
-    marker = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{chart.name}-stub"}}
-    files = {"Chart.yaml": about, "templates/stub.yaml": marker}
-    # Templates, as in Karpenter's own chart of definitions: Helm never removes what comes in a folder crds/.
-    files |= {f"templates/{names[2]}.yaml": definition(*names) for names in DEFINITIONS.get(chart.name, [])}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for path, content in files.items():
-            data = json.dumps(content).encode()
-            entry = tarfile.TarInfo(f"{chart.name}/{path}")
-            entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return packed.getvalue()
-
-
-def definition(group: str, kind: str, plural: str) -> dict[str, Any]:
-    """The definition of a custom resource: the operators' own where CRD_DIR has it, or one that takes any fields."""
-    own = CRD_DIR / f"{group}_{plural}.yaml"
-    if own.exists():
-        found: dict[str, Any] = yaml.safe_load(own.read_text())
-        return found
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {
-        "name": VERSIONS.get(group, "v1"),
-        "served": True,
-        "storage": True,
-        "schema": {"openAPIV3Schema": schema},
-        "subresources": {"status": {}},
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{group}"},
-        "spec": {
-            "group": group,
-            "scope": "Namespaced" if group in NAMESPACED else "Cluster",
-            "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
-            "versions": [version],
-        },
-    }
-
-
-@contextmanager
-def charts(folder: Path) -> Iterator[str]:
-    """The address of a mirror that has a stub of every chart in infra/versions.py."""
-    folder.mkdir(parents=True)
-    found = [value for value in vars(versions).values() if isinstance(value, versions.Chart)]
-    entries: dict[str, Any] = {}
-    for chart in found:
-        archive = folder / f"{chart.name}-{chart.version}.tgz"
-        archive.write_bytes(chart_archive(chart))
-        entries[chart.name] = [
-            {"apiVersion": "v2", "name": chart.name, "version": chart.version, "urls": [archive.name]}
-        ]
-    (folder / "index.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "entries": entries}))
-    # The MPI operator has no chart: its definition lies beside them (infra/mpi_operator.py).
-    (folder / f"mpi-operator-{versions.MPI_OPERATOR}.yaml").write_text(yaml.safe_dump(definition(*MPI_JOB)))
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clock import RealClock
+from mock_cloud import ID_PREFIXES
 
 Props = dict[str, Any]
 
@@ -51,7 +52,7 @@ class Event:
 
 
 # Types whose id is their name, which must be unique; the input that holds it. Those that are left out have an
-# id as EC2 makes them: a prefix and 17 hexadecimal digits.
+# id as EC2 makes them: a prefix (ID_PREFIXES) and 17 hexadecimal digits.
 NAMES = {
     "aws:cloudwatch/eventRule:EventRule": "name",
     "aws:cloudwatch/logGroup:LogGroup": "name",
@@ -65,18 +66,6 @@ NAMES = {
     "aws:iam/role:Role": "name",
     "aws:s3/bucket:Bucket": "bucket",
     "aws:sqs/queue:Queue": "name",
-}
-PREFIXES = {
-    "aws:ec2/eip:Eip": "eipalloc",
-    "aws:ec2/internetGateway:InternetGateway": "igw",
-    "aws:ec2/launchTemplate:LaunchTemplate": "lt",
-    "aws:ec2/natGateway:NatGateway": "nat",
-    "aws:ec2/routeTable:RouteTable": "rtb",
-    "aws:ec2/securityGroup:SecurityGroup": "sg",
-    "aws:ec2/subnet:Subnet": "subnet",
-    "aws:ec2/vpc:Vpc": "vpc",
-    "aws:ec2/vpcEndpoint:VpcEndpoint": "vpce",
-    "aws:fsx/lustreFileSystem:LustreFileSystem": "fs",
 }
 
 
@@ -187,7 +176,7 @@ class Cloud:
                 outputs["metadata"] = metadata
             return Resource(urn, kind, key, inputs, outputs)
         name = f"{label}-{digest[:7]}"
-        prefix = PREFIXES.get(kind, re.sub(r"[^a-z]", "", kind.split(":")[-1].lower()))
+        prefix = ID_PREFIXES.get(kind, re.sub(r"[^a-z]", "", kind.split(":")[-1].lower()))
         key = f"{prefix}-0{digest[:16]}"
         if kind in NAMES:
             given = NAMES[kind]

@@ -1,4 +1,4 @@
-"""What the engine's tests share: stacks on clouds of their own, and the figures of what was run, told at the end."""
+"""What the engine's tests share: stacks on clouds of their own."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ from order import refusals
 from stack import Stack
 from standin import serving
 
-FIGURES: list[str] = []
-
-
-@pytest.fixture
-def figure() -> Callable[[str], None]:
-    """Add a line to the figures that are printed when all tests have run."""
-    return FIGURES.append
-
 
 @pytest.fixture
 def new_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
@@ -33,9 +25,3 @@ def new_stack(tmp_path: Path) -> Iterator[Callable[..., Stack]]:
             return Stack(tmp_path / f"{name}-{port}", name, cloud, port, **arguments)
 
         yield make
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The figures, for docs/verification.md."""
-    for line in FIGURES:
-        terminalreporter.write_line(line)

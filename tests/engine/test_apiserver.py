@@ -13,6 +13,7 @@ from pathlib import Path
 import apiserver
 import pytest
 import stack
+import stub_charts
 from apiserver import ApiServer
 from cloud import Props
 from operators import operating
@@ -68,7 +69,7 @@ def test_a_stack_comes_up_and_goes_on_a_real_api_server(
     name: str, server: ApiServer, tmp_path: Path, new_stack: Callable[..., Stack], figure: Callable[[str], None]
 ) -> None:
     before = objects(server)
-    with apiserver.charts(tmp_path / "charts") as mirror, operating(server, NAMESPACE):
+    with stub_charts.charts(tmp_path / "charts") as mirror, operating(server, NAMESPACE):
         made = on_server(name, server, mirror, tmp_path, new_stack)
         up = made.up().ok()
         inside = [r for r in made.resources() if r.get("custom") and r["type"].startswith("kubernetes:")]
@@ -88,7 +89,7 @@ def test_a_stack_comes_up_and_goes_on_a_real_api_server(
 def test_a_larger_file_system_runs_no_stage_again(
     server: ApiServer, tmp_path: Path, new_stack: Callable[..., Stack]
 ) -> None:
-    with apiserver.charts(tmp_path / "charts") as mirror, operating(server, NAMESPACE) as there:
+    with stub_charts.charts(tmp_path / "charts") as mirror, operating(server, NAMESPACE) as there:
         made = on_server("dev", server, mirror, tmp_path, new_stack)
         made.change({"workloads": {"stages": list(STAGES)}})
         made.up().ok()

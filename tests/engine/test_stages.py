@@ -20,6 +20,7 @@ import apiserver
 import operators
 import pytest
 import stack
+import yaml
 from apiserver import ApiServer
 from operators import FAILED, LATE, MPI_FAILED, REFUSED, RUNNING, STOPPED, SUCCEEDED, Operators, operating
 from schemas import CRD_DIR
@@ -51,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """An API server on which the operators are, as far as definitions go."""
     with apiserver.serving(tmp_path_factory.mktemp("kubernetes")) as running:
         for file in sorted(CRD_DIR.glob("*.yaml")):
-            running.define(file)
+            running.define(yaml.safe_load(file.read_text()))
         yield running
 
 

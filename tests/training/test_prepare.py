@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from training.config import Settings, parse_settings
-from training.data import encode, prepare
+from training.data import encode, prepare, tokenizer
 from training.data.store import ShardWriter, TokenStore
 from training.errors import UserError
 
@@ -237,6 +237,7 @@ def test_without_eod_and_with_tokenizers(tmp_path: Path, monkeypatch: pytest.Mon
     corpus(tmp_path / "in")
     with_eod = prepare.prepare(settings(tmp_path, "a"), Report())
     monkeypatch.setitem(sys.modules, "gigatoken", None)
+    tokenizer._gigatoken.cache_clear()
     without = prepare.prepare(settings(tmp_path, "b", append_eod=False), Report())
     assert (with_eod["encoder"], without["encoder"]) == ("gigatoken", "tokenizers")
     eod = with_eod["eod_id"]

@@ -126,6 +126,7 @@ def test_one_differing_id_means_tokenizers(tmp_path: Path, monkeypatch: pytest.M
 def test_without_gigatoken_tokenizers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = trained(tmp_path)
     monkeypatch.setitem(sys.modules, "gigatoken", None)
+    module._gigatoken.cache_clear()
     assert choose_encoder(tokenizer, TEXTS) == ("tokenizers", "gigatoken is not installed")
 
 

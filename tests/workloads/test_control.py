@@ -28,7 +28,7 @@ program, arguments = os.path.basename(sys.argv[0]), sys.argv[1:]
 with open({calls!r}, "a") as calls:
     calls.write(json.dumps([program, *arguments]) + "\\n")
 if program == "pulumi":
-    print(json.dumps(world[arguments[1]])) if arguments[0] == "stack" else None
+    print(json.dumps(world[arguments[1] if arguments[0] == "stack" else "config"]))
 elif "get" in arguments:
     kind = arguments[arguments.index("get") + 1]
     if kind not in world:
@@ -42,6 +42,14 @@ elif "get" in arguments:
             items = [i for i in items if key in i["metadata"]["labels"] and value in ("", i["metadata"]["labels"][key])]
     print(json.dumps({{"items": items}}))
 """
+
+
+# As `pulumi config --json` says it.
+CONFIG = {
+    "llama-trainium:context": {"value": "kind", "secret": False},
+    "llama-trainium:workloads": {"value": "{}", "objectValue": {"namespace": "llama"}, "secret": False},
+    "llama-trainium:huggingFaceToken": {"secret": True},
+}
 
 
 class Cluster:
@@ -61,7 +69,7 @@ class Cluster:
             "pods": [],
             "jobs.batch": [],
             "rayjobs.ray.io": [],
-            "output": {"namespace": "llama", "context": "kind"},
+            "config": CONFIG,
         }
         names = {"rayjobs": "rayjobs.ray.io", "mpijobs": "mpijobs.kubeflow.org", "jobs": "jobs.batch"}
         self.world.write_text(json.dumps(world | {names.get(kind, kind): found for kind, found in kinds.items()}))
@@ -367,17 +375,18 @@ def test_mistakes_are_one_line(
     assert (said.err.count("\n"), said.out) == (1, "")
 
 
-def test_a_stack_that_is_not_up(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    cluster.set(output={})
-    assert control.main(["status"]) == 2
-    assert capsys.readouterr().err.startswith("error: namespace: the stack has no such output")
+def test_a_stack_that_names_no_namespace_has_the_usual_one(cluster: Cluster) -> None:
+    cluster.set(config={"llama-trainium:workloads": {"value": "{}", "objectValue": {"toolbox": True}}})
+    assert control.where(None, None, None) == Kubectl("llama-trainium")
+    cluster.set(config={})
+    assert control.where(None, None, None) == Kubectl("llama-trainium")
 
 
 def test_the_namespace_and_the_context_can_be_named(cluster: Cluster) -> None:
     assert control.where(None, "other", None) == Kubectl("other")
     assert control.where("dev", None, None) == Kubectl("llama", "kind")
     assert control.where("dev", None, "mine") == Kubectl("llama", "mine")
-    assert cluster.asked("output")[0] == ["pulumi", "stack", "output", "--json", "--stack", "dev"]
+    assert cluster.asked("config")[0] == ["pulumi", "config", "--json", "--stack", "dev"]
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "stop", "rerun", "dashboard", "tensorboard", "toolbox"])

@@ -18,6 +18,7 @@ from workloads.settings import STAGES
 
 URN = "urn:pulumi:dev::llama-trainium::llama-trainium:workloads:Pipeline$kubernetes:ray.io/v1:RayJob::stages-train"
 METADATA = {"name": "dev-train-0123abcd", "namespace": "llama"}
+NEEDS = "a pod of 2 CPUs, 7 GiB, and 16 pods of 112 CPUs, 448 GiB, 16 aws.amazon.com/neuron"
 ENDED = {"endTime": "2026-11-21T10:10:00Z", "startTime": "2026-11-21T10:00:00Z"}
 GOOD = {"jobStatus": "SUCCEEDED", "jobDeploymentStatus": "Complete", **ENDED}
 RUNS = {"jobStatus": "RUNNING", "jobDeploymentStatus": "Running", "startTime": ENDED["startTime"]}
@@ -38,7 +39,7 @@ FAILED = {
 
 def said(status: dict[str, Any], kind: states.Kind = "RayJob") -> str:
     """What the terminal shows of a stage that ended so."""
-    return failure("train", kind, URN, METADATA, status, states.job_state(kind, status))
+    return failure("train", kind, NEEDS, URN, METADATA, status, states.job_state(kind, status))
 
 
 def test_a_failure_is_one_line_with_all_that_one_needs_and_then_the_log() -> None:
@@ -96,6 +97,23 @@ def test_a_cluster_that_did_not_come_up_says_how_far_it_came() -> None:
     assert "Suspended" not in line
 
 
+def test_a_gang_that_found_no_nodes_says_what_it_needs() -> None:
+    # The status of KubeRay 1.7 beside Volcano (tests/engine/test_real_operators.py): one node of the gang was missing.
+    waits = "RayCluster Pods are being provisioned for first time"
+    conditions = [
+        {"type": "HeadPodReady", "status": "False", "reason": "Unknown", "message": ""},
+        {"type": "RayClusterProvisioned", "status": "False", "reason": "RayClusterPodsProvisioning", "message": waits},
+    ]
+    status = {
+        "jobDeploymentStatus": "Failed",
+        "reason": "PreRunningDeadlineExceeded",
+        "message": "The RayJob has passed the preRunningDeadlineSeconds.",
+        "rayClusterStatus": {"desiredWorkerReplicas": 16, "conditions": conditions},
+    }
+    expected = f"(PreRunningDeadlineExceeded, unschedulable: there were never free nodes for {NEEDS}): The RayJob has"
+    assert said(status).startswith(f"stage train: failed {expected}")
+
+
 def test_an_mpi_jobs_log_is_its_launchers() -> None:
     status = {
         "completionTime": "2026-11-21T10:10:00Z",
@@ -131,7 +149,9 @@ def make(
         before: pulumi.Output[str] = pulumi.Output.from_input("first")
         for stage in ends:
             name = before.apply(lambda earlier, stage=stage: f"{stage}-after-{earlier}"[:40])
-            made = Stage(stage, stage, "RayJob", {"name": name, "namespace": "llama"}, {"entrypoint": "x"}, wait, 60)
+            made = Stage(
+                stage, stage, "RayJob", {"name": name, "namespace": "llama"}, {"entrypoint": "x"}, wait, 60, NEEDS
+            )
             before = made.checked
         pulumi.export("result", made.result)
 

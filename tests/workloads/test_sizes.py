@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from workloads.checks import quantity
 from workloads.platform import NodeShape
 from workloads.settings import STAGES, StageName, Workloads
-from workloads.sizes import Size, gang_sizes, head_size, worker_size
+from workloads.sizes import Size, gang_sizes, head_size, in_words, worker_size
 
 CORE = NodeShape("core", 4, 7, 28)
 TRN1 = NodeShape("trn1", 16, 112, 448, neuron=16, neuron_cores=32, efa=8)
@@ -31,6 +31,13 @@ def test_a_worker_has_its_node() -> None:
         "aws.amazon.com/neuron": "16",
         "vpc.amazonaws.com/efa": "8",
     }
+
+
+def test_a_gang_in_words() -> None:
+    worker = "112 CPUs, 448 GiB, 16 aws.amazon.com/neuron, 8 vpc.amazonaws.com/efa"
+    assert in_words(gang_sizes(Workloads(), "prepare", 2, CORE, TRN1)) == "a pod of 3.5 CPUs, 14 GiB"
+    expected = f"a pod of 1.75 CPUs, 7 GiB, and 2 pods of {worker}"
+    assert in_words(gang_sizes(Workloads(), "train", 2, CORE, TRN1)) == expected
 
 
 def test_a_worker_on_cpus_asks_for_no_device() -> None:

@@ -10,6 +10,7 @@ that on the very input before a run trusts it. No encoder adds special tokens.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -115,15 +116,9 @@ class Encoder:
     def __init__(self, tokenizer: TextTokenizer, name: str) -> None:
         self.name = name
         if name == "gigatoken":
-            import gigatoken
-
-            self._gigatoken = gigatoken.Tokenizer.from_json(tokenizer.json_text)
+            self._gigatoken = _gigatoken(tokenizer.json_text)
         else:
-            from tokenizers import Tokenizer
-
-            self._tokenizers = Tokenizer.from_str(tokenizer.json_text)
-            self._tokenizers.no_padding()
-            self._tokenizers.no_truncation()
+            self._tokenizers = _tokenizers(tokenizer.json_text)
 
     def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """(ids of all texts end to end, ids of each), shapes (tokens,) and (texts,)."""
@@ -142,6 +137,24 @@ class Encoder:
         for encoding, end, length in zip(encodings, np.cumsum(lengths), lengths, strict=True):
             ids[end - length : end] = encoding.ids
         return ids, lengths
+
+
+# A tokenizer of a hundred thousand ids takes a second to read, and is asked for at every turn of `prepare`.
+@functools.lru_cache(maxsize=1)
+def _gigatoken(json_text: str) -> Any:
+    import gigatoken
+
+    return gigatoken.Tokenizer.from_json(json_text)
+
+
+@functools.lru_cache(maxsize=1)
+def _tokenizers(json_text: str) -> Any:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(json_text)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    return tokenizer
 
 
 def _train(vocab_size: int, texts: Iterator[str]) -> str:
@@ -175,10 +188,8 @@ def _usual_end(vocabulary: dict[str, int]) -> str | None:
 
 
 def _vocabulary(json_text: str, name: str) -> dict[str, int]:
-    from tokenizers import Tokenizer
-
     try:
-        vocabulary = Tokenizer.from_str(json_text).get_vocab(with_added_tokens=True)
+        vocabulary = _tokenizers(json_text).get_vocab(with_added_tokens=True)
     except Exception as error:  # noqa: BLE001 - tokenizers raises plain Exception
         reason = str(error).partition("\n")[0]
         raise UserError(f"data.tokenizer: {name} cannot be loaded ({reason}), expected a tokenizer.json") from None
