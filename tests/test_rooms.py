@@ -13,7 +13,7 @@ NEVER = {
     "workloads": {"infra", "stack_settings", "pulumi_aws", "pulumi_eks"},
     "training": {"infra", "workloads", "stack_settings", "pulumi", "pulumi_aws", "pulumi_kubernetes"},
 }
-MAY = {"workloads": {"training.config", "training.messages", "training.errors", "training"}}
+MAY = {"workloads": {"training.config", "training.environment", "training.messages", "training.errors", "training"}}
 """Of another room, where only parts of it are known."""
 
 

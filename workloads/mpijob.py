@@ -103,7 +103,7 @@ def _worker(stage: StageName, platform: Platform, size: Size, names: Names, trai
     shape = platform.workers
     container = pods.container("mpi-worker", platform, size, names)
     container["command"] = ["python3", "-c", Path(__file__).with_name("mpi_worker.py").read_text(encoding="utf-8")]
-    container["env"] += env({**device_env(shape, training), "SSH_PORT": str(SSH_PORT), "SSH_KEYS": SSH_KEYS})
+    container["env"] += env({**device_env(shape), "SSH_PORT": str(SSH_PORT), "SSH_KEYS": SSH_KEYS})
     container["ports"] = [{"name": "ssh", "containerPort": SSH_PORT}]
     container["readinessProbe"] = {"tcpSocket": {"port": "ssh"}, "periodSeconds": 5}
     if stage == "train":

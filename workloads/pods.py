@@ -10,7 +10,7 @@ from typing import Any
 
 import pulumi
 
-from training.config import Settings as TrainingSettings
+from training import environment
 from workloads.labels import PART_OF, STAGE_LABEL
 from workloads.platform import SETTINGS_PATH, USER, VOLUME_PATH, NodeShape, Platform
 from workloads.sizes import Size
@@ -28,15 +28,6 @@ KEEP_NODE = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-
-NEURON_ENV = {
-    # Neuron's names for the network between nodes and for numerics, from its guide to training on Trn1.
-    "CCOM_SOCKET_IFNAME": "eth0",
-    "MALLOC_ARENA_MAX": "64",
-    "NEURON_FUSE_SOFTMAX": "1",
-    "NEURON_RT_STOCHASTIC_ROUNDING_EN": "1",
-}
-EFA_ENV = {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
 
 LOCKED = {
     "allowPrivilegeEscalation": False,
@@ -183,9 +174,11 @@ def env(values: Mapping[str, str]) -> list[Spec]:
     return [{"name": name, "value": value} for name, value in values.items()]
 
 
-def device_env(shape: NodeShape, training: TrainingSettings) -> dict[str, str]:
-    """What Neuron and EFA read on a node of `shape`; {} on a CPU node."""
+def device_env(shape: NodeShape) -> dict[str, str]:
+    """What Neuron and EFA read on a node of `shape`; {} on a CPU node.
+
+    Launchers set the same; in the pod it is there for what people run by hand, too.
+    """
     if not shape.neuron:
         return {}
-    cache = {"NEURON_COMPILE_CACHE_URL": str(training.cache_dir / "neuron")}
-    return {**NEURON_ENV, **cache, **(EFA_ENV if shape.efa else {})}
+    return environment.NEURON | (environment.EFA if shape.efa else {})

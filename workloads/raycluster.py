@@ -128,7 +128,7 @@ def _workers(
     if shape.neuron:
         # Ray would give each worker process the cores it counts; which rank has which core is training's to say.
         cores = {"RAY_EXPERIMENTAL_NOSET_NEURON_RT_VISIBLE_CORES": "1"}
-        container["env"] += env({**device_env(shape, training), **cores})
+        container["env"] += env({**device_env(shape), **cores})
     if _trains(stage):
         before_stop(container, pods.wait_for_stop(training.run.dir))
     grace = STOP_GRACE if _trains(stage) else None

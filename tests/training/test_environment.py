@@ -15,13 +15,6 @@ from training.backends import World
 from training.config import Settings
 from training.launchers import group, note_once
 from training.metrics import read_metrics
-from workloads import pods
-
-
-def test_pods_set_nothing_else() -> None:
-    """Pods have it before any launcher, for what people run there by hand; it is the same table."""
-    assert pods.NEURON_ENV.items() <= environment.NEURON.items()
-    assert pods.EFA_ENV == environment.EFA
 
 
 def test_efa_is_used_where_the_container_was_given_any(tmp_path: Path) -> None:

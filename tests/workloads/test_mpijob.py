@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from schemas import Definitions, definitions, mistakes
 from stages import CORE, LAPTOP, NAMES, TRN1, platform, some_workloads, training, workloads
 
+from training import environment
 from workloads import mpi_worker
 from workloads.labels import STAGE_LABEL
 from workloads.mpijob import SSH, SSH_KEYS, SSH_PORT, mpi_job_spec
@@ -188,7 +189,7 @@ def test_a_core_node_holds_a_launcher() -> None:
 
 def test_neurons_environment_is_where_training_runs() -> None:
     names = {each["name"] for each in container(job(), "Worker")["env"]}
-    assert {"FI_PROVIDER", "NEURON_COMPILE_CACHE_URL", "CCOM_SOCKET_IFNAME", "SSH_PORT"} <= names
+    assert {*environment.NEURON, *environment.EFA, "SSH_PORT"} <= names
     cpu = {each["name"] for each in container(job(on=platform(LAPTOP), nodes=1, cores=2), "Worker")["env"]}
     assert cpu == {"SSH_PORT", "SSH_KEYS"}
 
