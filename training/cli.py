@@ -55,6 +55,10 @@ def precompile_stage(settings: Settings, run: RunDir) -> None:
         else:
             from training.precompile import precompile as compile_all
         if asks_for_graphs(settings):
+            if settings.run.launcher == "ray":  # what an embedded Ray starts has the environment of now for ever
+                from training.launchers.ray import connect
+
+                connect(settings.parallel.workers)
             os.environ["NEURON_EXTRACT_GRAPHS_ONLY"] = "1"
             progress.note(launch_train(settings))
             del os.environ["NEURON_EXTRACT_GRAPHS_ONLY"]

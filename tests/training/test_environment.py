@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from makers import SettingsMaker, TokenStoreMaker
 from processes import start
 
-from training import environment
+from training import cli, environment, precompile
 from training.backends import World
 from training.config import Settings
-from training.launchers import group, note_once
+from training.launchers import group, note_once, ray
 from training.metrics import read_metrics
+from training.rundir import RunDir
 
 
 def test_efa_is_used_where_the_container_was_given_any(tmp_path: Path) -> None:
@@ -58,6 +60,25 @@ def test_what_is_set_wins_and_is_told_once(
     for _ in range(2):
         note_once(settings, environment.in_force())
     assert [r["message"] for r in read_metrics(settings.run.dir / "metrics.jsonl")] == [environment.in_force()]
+
+
+def test_ray_is_started_before_graphs_are_asked_for(
+    tmp_path: Path, small_settings: SettingsMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its workers would extract graphs again when they are to train: they inherit from what is started first."""
+    seen: list[tuple[str, str | None]] = []
+
+    def look(what: str) -> Callable[..., str]:
+        return lambda *_: seen.append((what, os.environ.get("NEURON_EXTRACT_GRAPHS_ONLY"))) or what
+
+    monkeypatch.setattr(ray, "connect", look("connect"))
+    monkeypatch.setattr(ray, "precompile_on_ray", look("compile"))
+    monkeypatch.setattr(cli, "launch_train", look("trace"))
+    monkeypatch.setattr(precompile, "asks_for_graphs", lambda settings: True)
+    settings = small_settings(tmp_path, run__launcher="ray")
+    settings.run.dir.mkdir()
+    cli.precompile_stage(settings, RunDir(settings.run.dir))
+    assert seen == [("connect", None), ("trace", "1"), ("compile", None)]
 
 
 def _as_neuron(settings: Settings, world: World, folder: Path) -> None:

@@ -86,10 +86,11 @@ def some_workloads(draw: st.DrawFn) -> Workloads:
 def some_training(draw: st.DrawFn) -> TrainingSettings:
     """Settings of a run that are valid together, with as little of the defaults as can be."""
     heads = draw(st.sampled_from([2, 4, 8]))
-    vocab = draw(st.integers(257, 40_000))
-    seq = draw(st.integers(8, 4096))
-    micro = draw(st.integers(1, 4))
     workers = draw(st.sampled_from([1, 2, 32, 64]))
+    sharing = draw(st.sampled_from([1, min(2, workers)]))
+    vocab = draw(st.integers(257, 40_000)) * sharing
+    seq = draw(st.integers(8, 4096)) * sharing
+    micro = draw(st.integers(1, 4))
     steps = draw(st.integers(1, 10_000))
     rate = draw(st.floats(1e-6, 1e-2))
     values = {
@@ -116,7 +117,7 @@ def some_training(draw: st.DrawFn) -> TrainingSettings:
             "min_learning_rate": rate * draw(st.floats(0, 1)),
             "seed": draw(st.integers(0, 2**31)),
         },
-        "parallel": {"workers": workers, "tensor_parallel_size": draw(st.sampled_from([1, min(2, workers)]))},
+        "parallel": {"workers": workers, "tensor_parallel_size": sharing},
         "run": {"dir": draw(st.sampled_from(["runs/one", "it's a/folder", "/data/x"]))},
     }
     return on_volume(parse_settings(values))
