@@ -112,6 +112,9 @@ def _head(stage: StageName | None, platform: Platform, size: Size, names: Names,
         stage or SHARED, platform.core, container, names, volumes(names, size), STOP_GRACE if _trains(stage) else None
     )
     template["spec"]["initContainers"] = [owner(platform)]
+    # The pod's first process is then one that takes leave of the dead. `ray start`, which it would be otherwise, does
+    # not, and Ray waits for all that a job has started: a job that is stopped would hold its nodes for STOP_SECONDS.
+    template["spec"]["shareProcessNamespace"] = True
     return template
 
 

@@ -87,6 +87,21 @@ def test_ray_restarts_a_lost_worker_and_stops_on_ctrl_c(
     assert losses_of(settings) == {number: expected[number] for number in range(1, step + 1)}
 
 
+def test_sigterm_is_the_run_s_and_not_ray_s(
+    tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
+) -> None:
+    token_store(tmp_path / "data")
+    settings = small_settings(tmp_path, train__steps=2000, checkpoint__every=1000, train__eval_every=2000)
+    process = command(settings)
+    while_running(process, lambda: max(steps_of(settings), default=0) > 5)
+    process.terminate()  # as `ray job stop` does
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "stopped after step" in errors
+    step, _ = weights_of(settings)
+    assert step == max(steps_of(settings))
+
+
 def test_a_run_that_keeps_failing_gives_up_with_one_line(
     tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, command: Command
 ) -> None:

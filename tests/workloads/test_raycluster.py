@@ -148,7 +148,9 @@ def test_only_what_gives_the_volume_away_is_root_and_it_may_do_nothing_else(stag
             assert owner["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["CHOWN"]}
         assert not any(pod.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
         assert not any("hostPath" in volume for volume in pod["volumes"])
-    assert head(spec_of(stage, rayCluster={"enabled": True}))["spec"]["initContainers"]
+    pod = head(spec_of(stage, rayCluster={"enabled": True}))["spec"]
+    assert pod["initContainers"]
+    assert pod["shareProcessNamespace"] is True, "somebody takes leave of the processes of a stopped job"
 
 
 def test_the_hugging_face_token_is_where_the_hub_is_read_and_only_by_reference() -> None:

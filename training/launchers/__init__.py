@@ -28,7 +28,11 @@ def launch_train(settings: Settings) -> str:
     a KeyboardInterrupt at once. Raises `RunFailed` when the run gave up and `UserError` for what a restart cannot mend.
     """
     if settings.run.launcher == "ray":
+        from training.launchers.ray import connect
         from training.launchers.ray import train_on_ray as start
+
+        # Before our handlers are in place: a process that connects to Ray is given one for SIGTERM, which ends it.
+        connect(settings.parallel.workers)
     elif settings.run.launcher == "mpi":
         from training.launchers.mpi import train_on_mpi as start
     else:
