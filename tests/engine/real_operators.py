@@ -209,11 +209,17 @@ class Cluster:
         status = {"status": {"capacity": has, "allocatable": has}}
         self.server.request(f"/api/v1/nodes/{name}/status", "PATCH", status)
 
-    def occupy(self, node: str) -> None:
-        """All devices of a Trainium node are another's, until the node goes."""
+    @contextmanager
+    def occupied(self, node: str) -> Iterator[None]:
+        """All devices of a Trainium node are another's, while the block runs."""
         taken = {"limits": {NEURON_KEY: str(INSTANCE_TYPES["trn1.32xlarge"].devices)}}
         spec = {"nodeName": node, "containers": [{"name": "other", "image": "other:1", "resources": taken}]}
-        self.server.request("/api/v1/namespaces/default/pods", "POST", {"metadata": {"name": "other"}, "spec": spec})
+        path = "/api/v1/namespaces/default/pods"
+        self.server.request(path, "POST", {"metadata": {"name": "other"}, "spec": spec})
+        try:
+            yield
+        finally:
+            self.server.request(f"{path}/other?gracePeriodSeconds=0", "DELETE")
 
     def delete_node(self, name: str) -> None:
         """A node goes, as one does that AWS has taken away."""

@@ -186,14 +186,15 @@ def test_an_autoscaler_sees_all_of_a_gang_that_waits(
     cluster.configure_volcano(yaml.safe_dump(settings))
     for name in "abcdef":
         cluster.add_node(f"trn1-{name}", trn1(GROUP))
-    cluster.occupy("trn1-f")
     made.change({"training": training(6)})
-    up(stages=["precompile"], precompile={"preRunningDeadlineSeconds": 60})
-    until(lambda: all_looked_at(cluster, 7), PATIENCE, "pods that Volcano has looked at")
-    time.sleep(QUIET)
-    reasons = sorted(c["reason"] for c in conditions(pods(cluster)))
+    with cluster.occupied("trn1-f"):
+        up(stages=["precompile"], precompile={"preRunningDeadlineSeconds": 60})
+        until(lambda: all_looked_at(cluster, 7), PATIENCE, "pods that Volcano has looked at")
+        time.sleep(QUIET)
+        waiting = pods(cluster)
+    reasons = sorted(c["reason"] for c in conditions(waiting))
     figure(f"gangs, six nodes and one of them taken, overcommit-factor {factor or 'not set'}: {reasons}")
-    assert not any("nodeName" in pod["spec"] for pod in pods(cluster))
+    assert not any("nodeName" in pod["spec"] for pod in waiting)
     assert (set(reasons) == {"Unschedulable"}) == (factor is not None)
 
 
