@@ -116,9 +116,9 @@ def _measure(what: str, source: str, tokenizer: str) -> dict[str, float]:
         texts = [json.loads(line)["text"] for line in Path(source).read_bytes().splitlines()]
         size = sum(len(text.encode()) for text in texts) / 1e6
         if what == "raw":
-            import awkward  # noqa: F401 - which gigatoken imports when it is first asked for something
             import gigatoken
 
+            importlib.import_module("awkward")  # which gigatoken does when it is first asked for something
             encoder = gigatoken.Tokenizer.from_json((Path(tokenizer) / "tokenizer.json").read_text())
             started = time.perf_counter()
             encoder.encode_batch(texts)

@@ -35,7 +35,8 @@ SCHEDULER: dict[str, Any] = {
         },
         {
             "plugins": [
-                # 1.2 is the default: it lets a gang of six pass when five nodes are idle, which is the case above.
+                # 1.2 is the default: of six nodes with another's work on one it counts 6.2 as idle, and lets a gang of
+                # six pass, which is the case above (tests/engine/test_real_operators.py).
                 {"name": "overcommit", "arguments": {"overcommit-factor": 1.0}},
                 {"name": "drf", "enablePreemptable": False},
                 {"name": "predicates"},

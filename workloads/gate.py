@@ -72,12 +72,17 @@ class Stage(pulumi.CustomResource):
 
         `metadata` must say the whole name: Pulumi's own suffixes would hide that a job is the one that is there.
         """
-        annotations = {**metadata.get("annotations", {}), "pulumi.com/waitFor": wait_for(kind, wait)}
+        annotations = {
+            **metadata.get("annotations", {}),
+            "pulumi.com/waitFor": wait_for(kind, wait),
+            # KubeRay has written the job back by the time a limit of it is changed, and owns its lists since.
+            "pulumi.com/patchForce": "true",
+        }
         props = {
             "apiVersion": API_VERSIONS[kind],
             "kind": kind,
             "metadata": {**metadata, "annotations": annotations},
-            "spec": spec,
+            "spec": without_empty(spec),
             "status": None,  # named, so that it is an output
         }
         limit = f"{timeout}s"
@@ -94,6 +99,23 @@ class Stage(pulumi.CustomResource):
         )
         self.checked = looked_at.apply(lambda result: str(result["job"]))
         self.result = looked_at
+
+
+MEANT_EMPTY = frozenset({"emptyDir", "rayStartParams"})
+"""Where {} says something."""
+
+
+def without_empty(value: Any) -> Any:
+    """The same without empty lists and mappings: KubeRay writes a job back without them, which would be a change to
+    Pulumi at every update."""
+    if isinstance(value, Mapping):
+        kept = {key: each if key in MEANT_EMPTY else without_empty(each) for key, each in value.items()}
+        return {key: each for key, each in kept.items() if key in MEANT_EMPTY or not _is_empty(each)}
+    return [without_empty(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _is_empty(value: Any) -> bool:
+    return isinstance(value, Mapping | list) and not value
 
 
 DELETE_SECONDS = 1200

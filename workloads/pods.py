@@ -13,7 +13,7 @@ import pulumi
 from training import environment
 from workloads.labels import PART_OF, STAGE_LABEL
 from workloads.platform import SETTINGS_PATH, USER, VOLUME_PATH, NodeShape, Platform
-from workloads.sizes import Size
+from workloads.sizes import Size, mebibytes
 
 Spec = dict[str, Any]
 Text = pulumi.Input[str]
@@ -102,7 +102,7 @@ def template(
 def volumes(names: Names, size: Size) -> list[Spec]:
     """The shared volume, the settings, and shared memory for Ray's object store and what processes tell each other."""
     # What is in it counts as the container's memory: a half is more than Ray's object store takes (30 %).
-    shm = {"medium": "Memory", "sizeLimit": f"{max(64, round(size.memory_gib * 512))}Mi"}
+    shm = {"medium": "Memory", "sizeLimit": mebibytes(max(64, round(size.memory_gib * 512)))}
     return [
         {"name": "data", "persistentVolumeClaim": {"claimName": names.claim}},
         {"name": "shm", "emptyDir": shm},

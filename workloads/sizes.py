@@ -26,10 +26,28 @@ class Size:
     def resources(self) -> dict[str, str]:
         """As Kubernetes writes it, for `requests` and `limits`."""
         return {
-            "cpu": f"{round(self.cpu * 1000)}m",
-            "memory": f"{round(self.memory_gib * 1024)}Mi",
+            "cpu": millis(round(self.cpu * 1000)),
+            "memory": mebibytes(round(self.memory_gib * 1024)),
             **{name: str(count) for name, count in self.devices.items()},
         }
+
+
+def millis(count: int) -> str:
+    """Thousandths of a CPU in Kubernetes' canonical form: 1500m, but 2.
+
+    Operators write the jobs that they are given back, in this form (k8s.io/apimachinery's `Quantity`). Anything else
+    would be theirs from then on, and the next `pulumi up` a conflict over who may write it.
+    """
+    return f"{count}m" if count % 1000 else f"{count // 1000}"
+
+
+def mebibytes(count: int) -> str:
+    """Memory in Kubernetes' canonical form, as `millis`: 1536Mi, but 2Gi."""
+    for unit in ("Mi", "Gi"):
+        if count % 1024:
+            return f"{count}{unit}"
+        count //= 1024
+    return f"{count}Ti"
 
 
 SUBMITTER = Size(0.1, 0.5)

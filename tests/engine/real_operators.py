@@ -209,6 +209,18 @@ class Cluster:
         status = {"status": {"capacity": has, "allocatable": has}}
         self.server.request(f"/api/v1/nodes/{name}/status", "PATCH", status)
 
+    @contextmanager
+    def occupied(self, node: str) -> Iterator[None]:
+        """All devices of a Trainium node are another's, while the block runs."""
+        taken = {"limits": {NEURON_KEY: str(INSTANCE_TYPES["trn1.32xlarge"].devices)}}
+        spec = {"nodeName": node, "containers": [{"name": "other", "image": "other:1", "resources": taken}]}
+        path = "/api/v1/namespaces/default/pods"
+        self.server.request(path, "POST", {"metadata": {"name": "other"}, "spec": spec})
+        try:
+            yield
+        finally:
+            self.server.request(f"{path}/other?gracePeriodSeconds=0", "DELETE")
+
     def delete_node(self, name: str) -> None:
         """A node goes, as one does that AWS has taken away."""
         self.server.request(f"/api/v1/nodes/{name}", "DELETE")
@@ -290,7 +302,8 @@ def beside(server: ApiServer, folder: Path) -> Iterator[Cluster]:
         processes, proxy = Processes(folder, stack), stack.enter_context(dashboard.serving())
         config = f"--kubeconfig={server.kubeconfig}"
         nodes = f"--manage-nodes-with-annotation-selector={SIMULATED}=true"
-        processes.start("kwok", config, "--manage-all-nodes=false", nodes, f"--config={stages}")
+        leases = "--node-lease-duration-seconds=40"  # a node without is taken for lost after that, and its pods with it
+        processes.start("kwok", config, "--manage-all-nodes=false", nodes, leases, f"--config={stages}")
         processes.start(
             "kube-scheduler",
             config,

@@ -23,11 +23,14 @@ import standin
 import stub_charts
 import yaml
 from cloud import Cloud
+from operators import PATHS
 from order import refusals
 from real_operators import Cluster, core, trn1, until
 from stack import Run, Stack
 from test_apiserver import NAMESPACE, PACKAGES, RELEASE
+from test_stages import said
 
+from infra.catalog import GROUP_LABEL
 from infra.mpi_operator import NAME as MPI_OPERATOR
 from infra.operators import SCHEDULER
 from workloads.labels import STAGE_LABEL
@@ -45,6 +48,8 @@ CONFIG = {
 }
 PATIENCE = 300
 """Seconds for what takes operators a few, and a node that is gone a minute."""
+GIVE_UP = {"RayJob": {"spec": {"activeDeadlineSeconds": 1}}, "MPIJob": {"spec": {"runPolicy": {"suspend": True}}}}
+"""What ends a job in whose pods nothing runs that could be asked to."""
 QUIET = 10
 """Seconds in which Volcano has looked at a gang ten times."""
 
@@ -98,8 +103,8 @@ def no_stages(made: Stack, cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.fixture
-def up(made: Stack) -> Iterator[Callable[..., Future[Run]]]:
-    """Starts `pulumi up` with these settings of the workloads, and goes on. What runs at the end is stopped."""
+def up(made: Stack, cluster: Cluster) -> Iterator[Callable[..., Future[Run]]]:
+    """Starts `pulumi up` with these settings of the workloads, and goes on. What runs at the end is given up."""
     with ThreadPoolExecutor(1) as pool:
 
         def start(**workloads: Any) -> Future[Run]:
@@ -107,7 +112,9 @@ def up(made: Stack) -> Iterator[Callable[..., Future[Run]]]:
             return pool.submit(made.up)
 
         yield start
-        control(made, "stop")
+        for kind, path in PATHS.items():
+            for job in cluster.server.request(path.format(NAMESPACE))["items"]:
+                cluster.server.request(f"{path.format(NAMESPACE)}/{job['metadata']['name']}", "PATCH", GIVE_UP[kind])
 
 
 def training(nodes: int) -> dict[str, Any]:
@@ -124,35 +131,33 @@ def test_a_gang_is_placed_whole_or_not_at_all(
     running = up(engine=engine, stages=["precompile", "train"], train={"wait": "finished"})
     gang = NODES + (engine == "ray")  # an MPIJob's launcher comes when its workers are there
     waiting = until(lambda: all_looked_at(cluster, gang), PATIENCE, "pods that Volcano has looked at")
-    said = conditions(waiting)
+    message = conditions(waiting)[0]["message"]
     end = time.monotonic() + QUIET
     while time.monotonic() < end:
         assert {(c["status"], c["reason"]) for c in conditions(pods(cluster))} == {("False", "Unschedulable")}
         time.sleep(0.5)
     assert not any("nodeName" in pod["spec"] for pod in pods(cluster)), "one node is free, and nothing is on it"
-    figure(f"gangs, {engine}, one node short: {said[0]['message']}")
+    figure(f"gangs, {engine}, one node short: {message}")
     figure(f"gangs, {engine}, one node short, make status: {status(made, 'precompile')}")
 
     cluster.add_node("trn1-b", trn1(GROUP))
     joined = time.monotonic()
-    placed = until(lambda: on_nodes(cluster, NODES + 1), PATIENCE, "head or launcher, and the workers, on nodes")
+    found = until(lambda: placed(cluster, "precompile"), PATIENCE, "head or launcher, and the workers, on nodes")
     figure(f"gangs, {engine}: all placed {time.monotonic() - joined:.1f} s after the node that was missing")
-    assert_where(placed, engine)
+    assert_where(found, engine)
     end_stage(cluster, "precompile")
 
-    until(lambda: on_nodes(cluster, NODES + 1, "train"), PATIENCE, "train on its nodes")
+    until(lambda: placed(cluster, "train"), PATIENCE, "train on its nodes")
     cluster.delete_node("trn1-b")
     lost = time.monotonic()
-    alone = until(lambda: not_placed(cluster), PATIENCE, "a worker that waits for a node in place of the lost one")
-    figure(
-        f"gangs, {engine}, a node lost: {time.monotonic() - lost:.1f} s until a worker waits: {conditions(alone)[0]}"
-    )
+    alone = until(lambda: waiting_workers(cluster), PATIENCE, "a worker that waits for a node in place of the lost one")
+    message, seconds = conditions(alone)[0]["message"], time.monotonic() - lost
+    figure(f"gangs, {engine}, a node lost: {seconds:.1f} s until a worker waits: {message}")
     figure(f"gangs, {engine}, a node lost, make status: {status(made, 'train')}")
     assert len(alone) == 1
     assert not running.done(), "training waits for a node, and so does the update"
     cluster.add_node("trn1-c", trn1(GROUP))
-    placed = until(lambda: on_nodes(cluster, NODES + 1, "train"), PATIENCE, "the worker on the new node")
-    assert_where(placed, engine)
+    assert_where(until(lambda: placed(cluster, "train"), PATIENCE, "the worker on the new node"), engine)
     end_stage(cluster, "train")
     done = running.result().ok()
     figure(f"gangs, {engine}: up {done.seconds:.0f} s, with a node that was missing and one that was lost")
@@ -164,30 +169,32 @@ def test_the_update_says_that_a_gang_found_no_nodes(
     cluster.add_node("trn1-a", trn1(GROUP))
     done = up(stages=["precompile"], precompile={"preRunningDeadlineSeconds": 30}).result()
     assert done.code != 0
-    (line,) = {line.strip() for line in done.output.splitlines() if "stage precompile:" in line}
+    line = said(done)
     figure(f"gangs, one node short: {line}")
     assert line.startswith("stage precompile: failed (PreRunningDeadlineExceeded, unschedulable")
-    until(lambda: None if on_nodes(cluster, 1) else True, PATIENCE, "pods are gone with the job's end")
+    until(lambda: None if pods(cluster) else True, PATIENCE, "no pods, as the job has ended")
 
 
 @pytest.mark.parametrize("factor", [SCHEDULER["tiers"][1]["plugins"][0]["arguments"]["overcommit-factor"], None])
 def test_an_autoscaler_sees_all_of_a_gang_that_waits(
     factor: float | None, cluster: Cluster, made: Stack, up: Callable[..., Future[Run]], figure: Callable[[str], None]
 ) -> None:
-    """infra/operators.py says why the factor is there: without it five nodes of six hide four workers of the gang."""
+    """infra/operators.py says why the factor is there: without it five free nodes hide five workers of six."""
     settings = yaml.safe_load(yaml.safe_dump(SCHEDULER))
     if factor is None:
         del settings["tiers"][1]["plugins"][0]["arguments"]
     cluster.configure_volcano(yaml.safe_dump(settings))
-    for name in "abcde":
+    for name in "abcdef":
         cluster.add_node(f"trn1-{name}", trn1(GROUP))
     made.change({"training": training(6)})
-    up(stages=["precompile"], precompile={"preRunningDeadlineSeconds": 45})
-    until(lambda: all_looked_at(cluster, 7), PATIENCE, "pods that Volcano has looked at")
-    time.sleep(QUIET)
-    reasons = sorted(c["reason"] for c in conditions(pods(cluster)))
-    figure(f"gangs, five nodes of six, overcommit-factor {factor or 'not set'}: {reasons}")
-    assert not any("nodeName" in pod["spec"] for pod in pods(cluster))
+    with cluster.occupied("trn1-f"):
+        up(stages=["precompile"], precompile={"preRunningDeadlineSeconds": 60})
+        until(lambda: all_looked_at(cluster, 7), PATIENCE, "pods that Volcano has looked at")
+        time.sleep(QUIET)
+        waiting = pods(cluster)
+    reasons = sorted(c["reason"] for c in conditions(waiting))
+    figure(f"gangs, six nodes and one of them taken, overcommit-factor {factor or 'not set'}: {reasons}")
+    assert not any("nodeName" in pod["spec"] for pod in waiting)
     assert (set(reasons) == {"Unschedulable"}) == (factor is not None)
 
 
@@ -213,29 +220,36 @@ def all_looked_at(cluster: Cluster, count: int) -> list[dict[str, Any]] | None:
     return found if len(found) == len(conditions(found)) == count else None
 
 
-def on_nodes(cluster: Cluster, count: int, stage: str | None = None) -> list[dict[str, Any]] | None:
-    """At least so many pods that are Ready on nodes that exist."""
+def on_nodes(cluster: Cluster, stage: str) -> list[dict[str, Any]]:
+    """The pods of a stage that are Ready on nodes that exist."""
     nodes = cluster.nodes()
-    found = [
+    return [
         pod
         for pod in pods(cluster, stage)
         if pod["spec"].get("nodeName") in nodes
         and any((c["type"], c["status"]) == ("Ready", "True") for c in pod["status"].get("conditions", []))
     ]
-    return found if len(found) >= count else None
 
 
-def not_placed(cluster: Cluster) -> list[dict[str, Any]] | None:
-    """Pods of which the scheduler says that there is no node for them."""
-    return [pod for pod in pods(cluster) if any(c["status"] == "False" for c in conditions([pod]))] or None
+def placed(cluster: Cluster, stage: str) -> list[dict[str, Any]] | None:
+    """The pods of a stage, once a head or launcher and as many workers as there should be are on nodes."""
+    found = on_nodes(cluster, stage)
+    training = [pod for pod in found if pod["spec"]["nodeName"].startswith(GROUP)]
+    return found if len(training) == NODES < len(found) else None
 
 
-def assert_where(placed: list[dict[str, Any]], engine: str) -> None:
+def waiting_workers(cluster: Cluster) -> list[dict[str, Any]] | None:
+    """Workers of which the scheduler says that there is no node for them."""
+    found = [pod for pod in pods(cluster) if pod["spec"].get("nodeSelector") == {GROUP_LABEL: GROUP}]
+    return [pod for pod in found if any(c["status"] == "False" for c in conditions([pod]))] or None
+
+
+def assert_where(found: list[dict[str, Any]], engine: str) -> None:
     """Workers, and nothing else, are on Trainium nodes, one on each, with all of its devices."""
-    workers = [pod for pod in placed if pod["spec"]["nodeName"].startswith(GROUP)]
+    workers = [pod for pod in found if pod["spec"]["nodeName"].startswith(GROUP)]
     assert len(workers) == len({pod["spec"]["nodeName"] for pod in workers}) == NODES
     role = ("ray.io/node-type", "worker") if engine == "ray" else ("training.kubeflow.org/job-role", "worker")
-    for pod in placed:
+    for pod in found:
         (container,) = pod["spec"]["containers"]
         limits = container["resources"].get("limits", {})
         devices = {name: limits.get(name) for name in ("aws.amazon.com/neuron", "vpc.amazonaws.com/efa")}
@@ -251,7 +265,7 @@ def end_stage(cluster: Cluster, stage: str) -> None:
     """What runs in a stage ends well: Ray says so, and the pod of its submitter or launcher is done."""
     cluster.dashboard.status = "SUCCEEDED"
     submitter = until(
-        lambda: [p for p in on_nodes(cluster, 1, stage) or [] if is_of_a_job(p)] or None, PATIENCE, "submitter"
+        lambda: [pod for pod in on_nodes(cluster, stage) if is_of_a_job(pod)] or None, PATIENCE, "submitter or launcher"
     )
     cluster.end_pod(submitter[0])
     until(lambda: None if pods(cluster, stage) else True, PATIENCE, f"pods of {stage}, which has ended")
@@ -265,12 +279,7 @@ def is_of_a_job(pod: dict[str, Any]) -> bool:
 
 def status(made: Stack, stage: str) -> str:
     """The line of a stage in `make status`."""
-    done = control(made, "status")
+    command = [sys.executable, "-m", "workloads.control", "status", "--stack", made.name]
+    done = subprocess.run(command, cwd=made.project, env=made.env, text=True, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return next(line for line in done.stdout.splitlines() if line.startswith(stage))
-
-
-def control(made: Stack, verb: str) -> subprocess.CompletedProcess[str]:
-    """`make VERB` in the project."""
-    command = [sys.executable, "-m", "workloads.control", verb, "--stack", made.name]
-    return subprocess.run(command, cwd=made.project, env=made.env, text=True, capture_output=True, timeout=120)

@@ -13,7 +13,7 @@ import pytest
 from mocks import Recorded, Registered, run
 
 from workloads import states
-from workloads.gate import LOG_LINES, Stage, failure, wait_for
+from workloads.gate import LOG_LINES, Stage, failure, wait_for, without_empty
 from workloads.settings import STAGES
 
 URN = "urn:pulumi:dev::llama-trainium::llama-trainium:workloads:Pipeline$kubernetes:ray.io/v1:RayJob::stages-train"
@@ -223,3 +223,19 @@ def test_a_job_is_replaced_only_when_its_nodes_are_free(monkeypatch: pytest.Monk
     assert job.request.deleteBeforeReplace
     assert job.request.customTimeouts.create == job.request.customTimeouts.update == "60s"
     assert job.inputs["metadata"]["annotations"]["pulumi.com/waitFor"] == wait_for("RayJob", "finished")
+
+
+def test_nothing_empty_is_sent_that_kuberay_would_not_send_back() -> None:
+    spec = {
+        "a": [],
+        "b": {"c": {}, "d": [{"e": [], "f": 0}]},
+        "volumes": [{"emptyDir": {}}],
+        "rayStartParams": {},
+        "g": False,
+    }
+    assert without_empty(spec) == {
+        "b": {"d": [{"f": 0}]},
+        "volumes": [{"emptyDir": {}}],
+        "rayStartParams": {},
+        "g": False,
+    }

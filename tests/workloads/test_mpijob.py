@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from stages import CORE, LAPTOP, NAMES, TRN1, platform, some_workloads, training
 
 from training import environment
 from workloads import mpi_worker
+from workloads.checks import quantity
 from workloads.labels import STAGE_LABEL
 from workloads.mpijob import SSH, SSH_KEYS, SSH_PORT, mpi_job_spec
 from workloads.platform import NodeShape, Platform
@@ -94,12 +94,6 @@ def test_the_launcher_is_on_a_core_node_and_holds_no_device() -> None:
     assert launcher["command"][-3:] == ["/etc/llama-trainium/settings.yaml", "--launcher", "mpi"]
 
 
-def amount(text: str) -> float:
-    """A quantity as a number, in its own unit of 1."""
-    number, unit = re.fullmatch(r"(\d+)(m|Mi|)", text).groups()  # type: ignore[union-attr]
-    return int(number) * {"m": 0.001, "Mi": 1.0, "": 1.0}[unit]
-
-
 @given(nodes=st.integers(1, 64), neuron=st.sampled_from([0, 1, 16]), efa=st.sampled_from([0, 8, 16]))
 def test_no_part_of_a_gang_is_let_in(nodes: int, neuron: int, efa: int) -> None:
     """The operator's own sum of what a gang needs is one worker short when the launcher comes later."""
@@ -109,8 +103,8 @@ def test_no_part_of_a_gang_is_let_in(nodes: int, neuron: int, efa: int) -> None:
     worker, launcher = (container(made, role)["resources"]["requests"] for role in ("Worker", "Launcher"))
     assert set(policy["minResources"]) == set(worker)
     for name, text in policy["minResources"].items():
-        needed = nodes * amount(worker[name]) + amount(launcher.get(name, "0"))
-        assert amount(text) == pytest.approx(needed, abs=nodes * (0.001 if name == "cpu" else 1))
+        needed = nodes * quantity(worker[name]) + quantity(launcher.get(name, "0"))
+        assert quantity(text) == pytest.approx(needed, abs=nodes * (0.001 if name == "cpu" else 2**20))
     # WaitForWorkersReady never makes a launcher for a gang that counts it.
     assert made["spec"]["launcherCreationPolicy"] == "WaitForWorkersReady"
     assert policy["minAvailable"] == made["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == nodes
@@ -183,8 +177,8 @@ def test_pods_are_found_by_their_stage_and_stay_on_their_nodes() -> None:
 
 def test_a_core_node_holds_a_launcher() -> None:
     asked = container(job(), "Launcher")["resources"]["requests"]
-    assert amount(asked["cpu"]) <= CORE.vcpus
-    assert amount(asked["memory"]) <= CORE.memory_gib * 1024
+    assert quantity(asked["cpu"]) <= CORE.vcpus
+    assert quantity(asked["memory"]) <= CORE.memory_gib * 2**30
 
 
 def test_neurons_environment_is_where_training_runs() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from workloads.checks import quantity
 from workloads.platform import NodeShape
 from workloads.settings import STAGES, StageName, Workloads
-from workloads.sizes import Size, gang_sizes, head_size, in_words, worker_size
+from workloads.sizes import Size, gang_sizes, head_size, in_words, mebibytes, millis, worker_size
 
 CORE = NodeShape("core", 4, 7, 28)
 TRN1 = NodeShape("trn1", 16, 112, 448, neuron=16, neuron_cores=32, efa=8)
@@ -24,10 +24,20 @@ def test_a_quantity_is_read_as_kubernetes_reads_it(text: str, number: float) -> 
     assert Workloads.model_validate({"queue": {"capability": {"cpu": text}}}).queue.capability["cpu"] == text
 
 
+@given(st.integers(1, 2**31))
+def test_a_quantity_is_written_as_kubernetes_writes_it(count: int) -> None:
+    """As `Quantity.String` in k8s.io/apimachinery: no fraction, and the largest unit that leaves none."""
+    assert quantity(millis(count)) * 1000 == pytest.approx(count)
+    assert millis(count).endswith("m") == bool(count % 1000)
+    memory = mebibytes(count)
+    assert quantity(memory) == count * 2**20
+    assert int(memory[:-2]) % 1024 or memory.endswith("Ti")
+
+
 def test_a_worker_has_its_node() -> None:
     assert worker_size(Workloads(), TRN1).resources() == {
-        "cpu": "112000m",
-        "memory": "458752Mi",
+        "cpu": "112",
+        "memory": "448Gi",
         "aws.amazon.com/neuron": "16",
         "vpc.amazonaws.com/efa": "8",
     }
