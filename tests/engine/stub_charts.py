@@ -7,13 +7,13 @@ import http.server
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from loopback import Quiet, served
 from schemas import CRD_DIR
 
 from infra import versions
@@ -99,14 +99,8 @@ def charts(folder: Path, definitions: bool = True) -> Iterator[str]:
     # The MPI operator has no chart: its definition lies beside them (infra/mpi_operator.py).
     (folder / f"mpi-operator-{versions.MPI_OPERATOR}.yaml").write_text(yaml.safe_dump(definition(*MPI_JOB)))
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
+    class Files(Quiet, http.server.SimpleHTTPRequestHandler):
+        pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(functools.partial(Files, directory=str(folder))) as address:
+        yield address
