@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The versions of the Neuron image (training/Dockerfile).
 NEURON_VENV := .venv-neuron
-NEURON_PYTHON := 3.12
-NEURON_TORCH := 2.9.0
+NEURON_PYTHON ?= $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
+NEURON_VERSIONS := 3.12 2.9.0
 UV := uv==0.13.9
 # uv does not read pip's settings; a machine that installs through a mirror has this one.
 UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
@@ -77,13 +77,14 @@ test-cluster: setup ## the local stack in real pods (needs TEST_CLUSTER_KUBECONF
 	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 $(NEURON_VENV)/.installed: $(VENV)/.installed
+	@test -n "$(NEURON_PYTHON)" || { echo 'error: NEURON_PYTHON: no Python 3.12 on PATH, expected one: make test-neuron-versions NEURON_PYTHON=/path/to/python3.12'; exit 2; }
 	$(UV_ENV) $(BIN)/uv venv --quiet --clear --python $(NEURON_PYTHON) $(NEURON_VENV)
 	$(UV_ENV) $(BIN)/uv pip install --quiet --compile-bytecode --python $(NEURON_VENV)/bin/python -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
 test-neuron-versions: $(NEURON_VENV)/.installed ## the trainer's tests with the Neuron image's Python 3.12 and torch 2.9.0
-	@$(NEURON_VENV)/bin/python -c 'import platform, torch; found = platform.python_version(), torch.__version__; print(*found); \
-		assert found[0].startswith("$(NEURON_PYTHON).") and found[1].startswith("$(NEURON_TORCH)"), found'
+	@$(NEURON_VENV)/bin/python -c 'import sys, torch; found = "%d.%d" % sys.version_info[:2] + " " + torch.__version__.split("+")[0]; \
+		print("Python and torch", found); assert found == "$(NEURON_VERSIONS)", "expected $(NEURON_VERSIONS)"'
 	$(NEURON_VENV)/bin/python -m pytest tests/training $(ARGS)
 
 lint: setup ## ruff, its formatter and mypy
