@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import boto3
-import botocore.loaders
+import botocore.session
 
 Answer = Mapping[str, Any] | Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -24,7 +24,7 @@ def refused(code: str, message: str = "no") -> dict[str, Any]:
     return {"Error": {"Code": code, "Message": message}}
 
 
-_one_loader = cache(botocore.loaders.create_loader)
+_one_loader = cache(botocore.session.create_loader)
 
 
 @contextmanager
@@ -43,7 +43,7 @@ def intercepted(answers: Mapping[str, Answer]) -> Iterator[list[str]]:
         said = found(params) if callable(found) else found
         return SimpleNamespace(status_code=400 if "Error" in said else 200, headers={}), said
 
-    original, loader = boto3.Session.client, botocore.loaders.create_loader
+    original, loader = boto3.Session.client, botocore.session.create_loader
 
     def client(self: Any, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
@@ -51,9 +51,9 @@ def intercepted(answers: Mapping[str, Answer]) -> Iterator[list[str]]:
         return made
 
     boto3.Session.client = client  # type: ignore[method-assign]
-    botocore.loaders.create_loader = _one_loader  # every session would read EC2's 2 MB of descriptions anew
+    botocore.session.create_loader = _one_loader  # every session would read EC2's 2 MB of descriptions anew
     try:
         yield called
     finally:
         boto3.Session.client = original  # type: ignore[method-assign]
-        botocore.loaders.create_loader = loader
+        botocore.session.create_loader = loader
