@@ -129,7 +129,7 @@ def _volumes(clients: Clients, stack: str, swept: Swept) -> None:
 def _interfaces(clients: Clients, stack: str, swept: Swept) -> None:
     """Interfaces that nothing uses are deleted; those that AWS's services still hold are waited for."""
     ec2, cluster = clients("ec2"), cluster_of(stack)
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for where in ({"Name": "vpc-id", "Values": _vpcs(ec2, stack)}, {"Name": f"tag:{CNI_TAG}", "Values": [cluster]}):
         for page in pages(ec2, "describe_network_interfaces", Filters=[where]) if where["Values"] else ():
             found |= {each["NetworkInterfaceId"]: each for each in page["NetworkInterfaces"]}

@@ -127,6 +127,25 @@ def test_what_a_setting_costs(changes: dict[str, Any], use: Use, idle: float, tr
     assert (found.idle, found.training, found.zero) == pytest.approx((idle, training, zero))
 
 
+def test_what_workloads_add() -> None:
+    certificate = "arn:aws:acm:us-west-2:123456789012:certificate/1"
+    page = {"host": "x.example.org", "certificateArn": certificate}
+    exposed = {"cluster/loadBalancerController": True, "workloads/dashboard": page}
+    secrets = {"llama-trainium:dashboardPassword": "p", "llama-trainium:tensorboardPassword": "p"}
+
+    def use(changes: dict[str, Any]) -> Use:
+        found = read_raw(raw_config(changed(changes)) | secrets, list(secrets))
+        assert isinstance(found, AwsStack)
+        return cost.use_of(found)
+
+    assert use({}) == Use()
+    assert use(exposed) == Use(load_balancers=1)
+    assert use({**exposed, "workloads/tensorboard": {**page, "host": "y.example.org"}}) == Use(load_balancers=1)
+    staying = {"enabled": True, "minNodes": 1, "maxNodes": 2}
+    assert use({"workloads/rayCluster": staying}) == Use(held_nodes=1)
+    assert use({"workloads/rayCluster": {**staying, "enabled": False}}) == Use()
+
+
 def test_a_run_by_hand() -> None:
     run = reported().run
     assert run is not None
