@@ -22,7 +22,7 @@ PINS := requirements-training.txt requirements.txt requirements-dev.txt constrai
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run image test test-engine test-cluster test-neuron-versions lint format bench docs architecture \
-	lock clean status logs stop rerun dashboard tensorboard toolbox
+	lock clean status logs stop rerun dashboard tensorboard toolbox preflight cost destroy
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,15 @@ tensorboard: setup ## the stack's TensorBoard on this machine
 
 toolbox: setup ## a shell in the toolbox pod (workloads.toolbox)
 	$(CONTROL)
+
+preflight: setup ## ask the AWS account whether STACK=us-west-2 can be deployed into it
+	@$(BIN)/python -m infra.preflight $(STACK) $(ARGS)
+
+cost: setup ## what STACK=us-west-2 costs an hour and a run (ARGS=--refresh asks AWS for the prices)
+	@$(BIN)/python -m infra.cost $(STACK) $(ARGS)
+
+destroy: setup ## destroy STACK=dev: says what stays, asks, and lists what is left (ARGS=--list: only that)
+	@$(BIN)/python -m infra.destroy $(STACK) $(ARGS)
 
 test: lint ## lint and all tests
 	$(BIN)/python -m pytest $(ARGS)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from training.config import PRESETS, Settings, parse_settings, preset_names, read_yaml
+from training.config import PRESETS, Data, Settings, parse_settings, preset_names, read_yaml
 from training.errors import UserError
 from training.messages import expected_one_of, shown
 
@@ -76,13 +76,19 @@ def mistakes(training: Training, workers: int, backend: str, workers_are: str, h
     except UserError as error:
         yield from (f"training.settings.{line}" for line in str(error).split("\n"))
         return
-    named = {"tokenizer": data.tokenizer, "source": data.source.removeprefix("hub:")}
-    for key, name in named.items():
+    for key, name in from_hub(data).items():
         if name.startswith(GATED) and not has_token:
             yield (
                 f"huggingFaceToken: missing, expected a secret (pulumi config set --secret huggingFaceToken): "
                 f"data.{key} {shown(name)} is gated"
             )
+
+
+def from_hub(data: Data) -> dict[str, str]:
+    """What the run reads from the Hugging Face Hub: repositories by the key of `data` that names them."""
+    named = {"source": data.source.removeprefix("hub:")} if data.source.startswith("hub:") else {}
+    is_path = data.tokenizer.startswith((".", "/")) or data.tokenizer.endswith(".json")
+    return named if is_path or data.trained_vocab_size is not None else {"tokenizer": data.tokenizer, **named}
 
 
 def _digest(value: Mapping[str, Any]) -> str:
