@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable
 
 from pulumi_policy import ReportViolation, ResourceValidationArgs, ResourceValidationPolicy
 
-from policy import aws, pods
+from policy import aws_rules, pod_rules
+from policy.plain_resource import Resource
 from policy.plain_secrets import NoPlainSecrets
-from policy.resource import Resource
 
 Check = Callable[[Resource], Iterable[str]]
 
@@ -28,16 +28,16 @@ def rule(name: str, description: str, check: Check) -> ResourceValidationPolicy:
 
 
 POLICIES: tuple[ResourceValidationPolicy, ...] = (
-    rule("no-public-bucket", "No S3 bucket is open to the world.", aws.public_bucket),
-    rule("no-open-security-group", "No security group lets the world in.", aws.open_security_group),
-    rule("no-public-eks-endpoint", "No EKS API server is reached from the whole world.", aws.public_eks_endpoint),
-    rule("encrypted-at-rest", "What is stored is encrypted.", aws.unencrypted),
-    rule("imds-v2", "Instance metadata answer to session tokens only (IMDSv2).", aws.imds_v1),
-    rule("immutable-image-tags", "A tag in ECR never becomes another image.", aws.mutable_tags),
-    rule("images-by-digest", "Pods name their images by digest.", pods.images_without_digest),
-    rule("no-latest", "No image is :latest, said or unsaid.", pods.latest_images),
-    rule("pods-have-requests-and-limits", "Containers ask for CPU and memory, and have a limit.", pods.unbounded),
-    rule("no-privileged-pods", "No pod has more than a pod's rights on its node.", pods.privileged),
-    rule("required-tags", "Everything on AWS says whose it is and who pays.", aws.untagged),
+    rule("no-public-bucket", "No S3 bucket is open to the world.", aws_rules.public_bucket),
+    rule("no-open-security-group", "No security group lets the world in.", aws_rules.open_security_group),
+    rule("no-public-eks-endpoint", "No EKS API server is reached from the whole world.", aws_rules.public_eks_endpoint),
+    rule("encrypted-at-rest", "What is stored is encrypted.", aws_rules.unencrypted),
+    rule("imds-v2", "Instance metadata answer to session tokens only (IMDSv2).", aws_rules.imds_v1),
+    rule("immutable-image-tags", "A tag in ECR never becomes another image.", aws_rules.mutable_tags),
+    rule("images-by-digest", "Pods name their images by digest.", pod_rules.images_without_digest),
+    rule("no-latest", "No image is :latest, said or unsaid.", pod_rules.latest_images),
+    rule("pods-have-requests-and-limits", "Containers ask for CPU and memory, and have a limit.", pod_rules.unbounded),
+    rule("no-privileged-pods", "No pod has more than a pod's rights on its node.", pod_rules.privileged),
+    rule("required-tags", "Everything on AWS says whose it is and who pays.", aws_rules.untagged),
     NoPlainSecrets(),
 )

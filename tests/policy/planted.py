@@ -13,7 +13,7 @@ from typing import Any
 
 from stack_configs import changed
 
-from policy.aws import REQUIRED_TAGS
+from policy.aws_rules import REQUIRED_TAGS
 
 Props = dict[str, Any]
 

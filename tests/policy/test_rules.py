@@ -3,10 +3,13 @@ is left to the update."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from mocks import ROOT
 from planted import TAGS, Case, Props
 from planted_pods import CASES, DEPLOYMENT, POD
 from pulumi_policy import (
@@ -20,8 +23,8 @@ from pulumi_policy.deserialize import deserialize_properties, serialize_properti
 from pulumi_policy.proxy import UNKNOWN_STRING_VALUE, unknown_checking_proxy
 from stack_configs import changed
 
-from policy import pods
-from policy.exceptions import MOVING_TAGS, PRIVILEGED_DAEMONS, UNPINNED_IMAGES
+from policy import pod_rules
+from policy.named_exceptions import MOVING_TAGS, PRIVILEGED_DAEMONS, UNPINNED_IMAGES
 from policy.rules import POLICIES
 
 NAMES = [policy.name for policy in POLICIES]
@@ -122,7 +125,7 @@ def test_what_is_known_is_judged_beside_what_is_not() -> None:
 
 
 def test_a_named_daemon_may_be_privileged_and_its_namesake_elsewhere_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pods, "PRIVILEGED_DAEMONS", {("planted", "planted"): "a test"})
+    monkeypatch.setattr(pod_rules, "PRIVILEGED_DAEMONS", {("planted", "planted"): "a test"})
     kind, rights = "kubernetes:apps/v1:DaemonSet", {f"{POD}/containers/0/securityContext/privileged": True}
     props = changed(rights, DEPLOYMENT)
     assert violations(kind, props) == {}
@@ -136,3 +139,10 @@ def test_exceptions_are_names_and_have_reasons() -> None:
         for name, reason in listed.items():
             assert "*" not in str(name)
             assert len(reason.split()) > 5
+
+
+def test_no_module_of_the_pack_hides_another() -> None:
+    """The engine starts Python in the pack's folder, so that what is there is found before what is installed."""
+    own = {path.stem for path in (ROOT / "policy").glob("*.py")} - {"__init__", "__main__"}
+    assert not own & sys.stdlib_module_names
+    assert [name for name in own if importlib.util.find_spec(name)] == []

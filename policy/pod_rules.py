@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from policy.exceptions import PRIVILEGED_DAEMONS, UNPINNED_IMAGES
-from policy.resource import UNKNOWN, Props, Resource, entries, everything, section
+from policy.named_exceptions import PRIVILEGED_DAEMONS, UNPINNED_IMAGES
+from policy.plain_resource import UNKNOWN, Props, Resource, entries, everything, section
 
 BY_DIGEST = re.compile(r".+@sha256:[0-9a-f]{64}")
 IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@sha256:[0-9a-f]{64})?")
@@ -56,7 +56,7 @@ def containers(resource: Resource) -> Iterator[tuple[str, Props]]:
 
 
 def images_without_digest(resource: Resource) -> Iterator[str]:
-    """Images that may be another tomorrow, but for those that policy/exceptions.py names."""
+    """Images that may be another tomorrow, but for those that policy/named_exceptions.py names."""
     for path, each in containers(resource):
         image = each.get("image")
         if image is UNKNOWN or image in UNPINNED_IMAGES:
@@ -94,13 +94,13 @@ def unbounded(resource: Resource) -> Iterator[str]:
 
 
 def privileged(resource: Resource) -> Iterator[str]:
-    """Pods that are root on their node, or near it, but for the DaemonSets that policy/exceptions.py names."""
+    """Pods that are root on their node, or near it, but for the DaemonSets that policy/named_exceptions.py names."""
     if resource.type.endswith(":DaemonSet") and _is_named(section(resource.props, "metadata")):
         return
     for path, pod in pods(resource):
         for key in HOST:
             if pod.get(key) is True:
-                yield f"{path}.{key}: true, expected it only in a DaemonSet of policy/exceptions.py"
+                yield f"{path}.{key}: true, expected it only in a DaemonSet of policy/named_exceptions.py"
         for volume in entries(pod.get("volumes")):
             if volume.get("hostPath") is not None:
                 yield f"{path}.volumes[{volume.get('name')}].hostPath: a folder of the node, expected a claim"
@@ -109,14 +109,14 @@ def privileged(resource: Resource) -> Iterator[str]:
         if context is UNKNOWN:
             continue
         if context.get("privileged") is True:
-            yield f"{path}.securityContext.privileged: true, expected a device plugin, or policy/exceptions.py"
+            yield f"{path}.securityContext.privileged: true, expected a device plugin, or policy/named_exceptions.py"
         added: list[Any] = entries(section(context, "capabilities", "add"))
         if beyond := sorted(set(added) - BASELINE_CAPABILITIES):
             yield f"{path}.securityContext.capabilities.add: {', '.join(beyond)}, expected none beyond `baseline`"
 
 
 def _is_named(metadata: Any) -> bool:
-    """Whether a DaemonSet is one of policy/exceptions.py; one whose namespace is not known yet may be."""
+    """Whether a DaemonSet is one of policy/named_exceptions.py; one whose namespace is not known yet may be."""
     found = metadata if isinstance(metadata, dict) else {}
     return any(
         found.get("name") == name and found.get("namespace") in (namespace, UNKNOWN)

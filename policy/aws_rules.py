@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from policy.exceptions import MOVING_TAGS
-from policy.resource import UNKNOWN, Resource, entries, section
+from policy.named_exceptions import MOVING_TAGS
+from policy.plain_resource import UNKNOWN, Resource, entries, section
 
 BUCKETS = ("aws:s3/bucket:Bucket", "aws:s3/bucketV2:BucketV2")
 BUCKET_ACLS = (*BUCKETS, "aws:s3/bucketAcl:BucketAcl", "aws:s3/bucketAclV2:BucketAclV2")
@@ -163,15 +163,15 @@ def imds_v1(resource: Resource) -> Iterator[str]:
 
 
 def mutable_tags(resource: Resource) -> Iterator[str]:
-    """ECR repositories whose tags move, but for those that policy/exceptions.py names."""
+    """ECR repositories whose tags move, but for those that policy/named_exceptions.py names."""
     if resource.type != "aws:ecr/repository:Repository":
         return
     found = resource.props.get("imageTagMutability")
     if found not in ("IMMUTABLE", "IMMUTABLE_WITH_EXCLUSION", UNKNOWN):
         yield f"imageTagMutability: {found}, expected IMMUTABLE"
     for each in entries(resource.props.get("imageTagMutabilityExclusionFilters")):
-        if each.get("filter") not in MOVING_TAGS:
-            yield f"imageTagMutabilityExclusionFilters: {each.get('filter')}, expected one of policy/exceptions.py"
+        if (moving := each.get("filter")) not in MOVING_TAGS:
+            yield f"imageTagMutabilityExclusionFilters: {moving}, expected one of policy/named_exceptions.py"
 
 
 def untagged(resource: Resource) -> Iterator[str]:
