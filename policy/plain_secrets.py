@@ -56,7 +56,7 @@ class NoPlainSecrets(ResourceValidationPolicy):
     def validate(self, args: ResourceValidationArgs, report_violation: ReportViolation) -> None:
         """Say what was seen."""
         for line in self._found.pop(args.urn, []):
-            report_violation(line)
+            report_violation(line, None)
 
 
 def plain_secrets(props: Any, path: str = "", secret_data: bool = False) -> Iterator[str]:

@@ -22,7 +22,7 @@ def rule(name: str, description: str, check: Check) -> ResourceValidationPolicy:
 
     def validate(args: ResourceValidationArgs, report: ReportViolation) -> None:
         for line in check(Resource.of(args)):
-            report(line)
+            report(line, None)
 
     return ResourceValidationPolicy(name, description, validate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ MOST_CHANGES = 60
 ORDER = ("delete", "replace", "update", "create")
 SUMS = (("idle", "idle_per_hour"), ("training", "training_per_hour"), ("scaled to zero", "zero_per_hour"))
 CENT = 0.005
+MARK = re.compile(r"^( +)([-+~])(?= )", re.MULTILINE)
 
 
 def marker(stack: str) -> str:
@@ -53,7 +55,7 @@ def _changes(preview: Preview) -> Iterator[str]:
         return
     yield from ["### Changes", "", "| | resource | inputs |", "|---|---|---|"]
     ops = {op: i for i, op in enumerate(ORDER)}
-    ordered = sorted(preview.changes, key=lambda change: ops.get(change.op, len(ops)))
+    ordered = sorted(preview.changes, key=lambda each: (ops.get(each.op, len(ops)), each.type, each.name))
     for change in ordered[:MOST_CHANGES]:
         keys = ", ".join(f"`{_cell(key)}`" for key in change.keys)
         yield f"| {change.op} | `{_cell(change.type)}` {_cell(change.name)} | {keys} |"
@@ -69,10 +71,10 @@ def _cost(before: Cost | None, after: Cost | None) -> Iterator[str]:
         return
     yield from [f"| {after['currency']} | before | after | change |", "|---|---:|---:|---:|"]
     for name, key in SUMS:
-        yield _row(f"{name}, an hour", before and before[key], after[key])
-    runs = before and before.get("run"), after.get("run")
-    if runs[1]:
-        yield _row("the run, as planned", runs[0] and runs[0]["cost"], runs[1]["cost"])
+        yield _row(f"{name}, an hour", before[key] if before else None, after[key])
+    if run := after.get("run"):
+        earlier = before.get("run") if before else None
+        yield _row("the run, as planned", earlier["cost"] if earlier else None, run["cost"])
     yield ""
     if changed := list(_items(before, after)):
         yield from ["What changes, an hour while it trains:", "", *changed, ""]
@@ -99,7 +101,7 @@ def _items(before: Cost | None, after: Cost) -> Iterator[str]:
 def _policy(preview: Preview, rules: int) -> Iterator[str]:
     yield from ["### Policy", ""]
     if preview.violations:
-        for each in preview.violations:
+        for each in sorted(preview.violations, key=lambda each: (each.rule, each.resource)):
             level = "" if each.mandatory else " (advice)"
             yield f"- **{each.rule}**{level}: `{_cell(each.resource)}`: {_cell(each.message)}"
     elif preview.failed:
@@ -110,7 +112,8 @@ def _policy(preview: Preview, rules: int) -> Iterator[str]:
 
 
 def _diff(diff: str, room: int) -> str:
-    shown = _unfenced(diff)
+    # GitHub colours what is marked in the first column; Pulumi marks behind the indentation.
+    shown = MARK.sub(lambda line: line[2].replace("~", "!") + line[1], _unfenced(diff))
     if len(shown) > room:
         shown = shown[: max(0, room)].rpartition("\n")[0] + "\n... cut here: the workflow's log has it all"
     return f"<details><summary>diff</summary>\n\n```diff\n{shown}\n```\n\n</details>\n" if diff.strip() else ""

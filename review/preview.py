@@ -68,8 +68,6 @@ def preview(stack: str, root: Path) -> Preview:
     except automation.CommandError:
         found.failed = True
     found.diff = "\n".join(lines)
-    found.changes.sort(key=lambda change: (change.op, change.type, change.name))
-    found.violations.sort(key=lambda violation: (violation.rule, violation.resource))
     return found
 
 
@@ -87,9 +85,11 @@ def take(event: EngineEvent, into: Preview) -> None:
         message = said.message.strip().splitlines()[-1]  # the rule's description comes first
         mandatory = said.enforcement_level == "mandatory"
         into.violations.append(Violation(said.policy_name, _name(said.resource_urn or ""), message, mandatory))
-    if event.diagnostic_event and event.diagnostic_event.severity == "error":
-        if (message := event.diagnostic_event.message.strip()) != "preview failed":  # which says nothing of the cause
-            into.errors.append(message)
+    told = event.diagnostic_event
+    if (
+        told and told.severity == "error" and told.message.strip() != "preview failed"
+    ):  # which says nothing of the cause
+        into.errors.append(told.message.strip())
 
 
 def _name(urn: str) -> str:

@@ -65,8 +65,8 @@ def main() -> int:
         return 2
     try:
         print(json.dumps(touched(changed_since(sys.argv[1], ROOT), stacks_on_aws(ROOT))))
-    except subprocess.CalledProcessError as error:
-        print(f"error: BASE: {sys.argv[1]}, expected a commit: {error.stderr.strip()}", file=sys.stderr)
+    except subprocess.CalledProcessError:
+        print(f"error: BASE: {sys.argv[1]}, expected a commit of this repository", file=sys.stderr)
         return 2
     return 0
 

@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 NEVER = {
     "infra": {"workloads", "stack_settings"},
     "workloads": {"infra", "stack_settings", "pulumi_aws", "pulumi_eks"},
+    "policy": {"infra", "workloads", "training", "stack_settings", "pulumi_aws", "pulumi_kubernetes"},
     "training": {"infra", "workloads", "stack_settings", "pulumi", "pulumi_aws", "pulumi_kubernetes"},
 }
 MAY = {"workloads": {"training.config", "training.environment", "training.messages", "training.errors", "training"}}

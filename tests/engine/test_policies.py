@@ -6,7 +6,8 @@ make test-engine ARGS=tests/engine/test_policies.py
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,25 @@ def judge(stack: Stack, command: str, *flags: str) -> Judged:
     return Judged(done.code, done.output, of("policyEvent"), looked_at)
 
 
-def new_judged_stack(name: str, new_stack: NewStack, **arguments: Any) -> Stack:
+def new_judged_stack(name: str, new_stack: NewStack, **env: str) -> Stack:
     """A stack whose engine writes what happened into a file."""
-    return new_stack(name, env={"PULUMI_DEBUG_COMMANDS": "true"}, **arguments)
+    return new_stack(name, env={"PULUMI_DEBUG_COMMANDS": "true", **env})
 
 
-@pytest.mark.parametrize("name", STACKS)
-def test_no_stack_breaks_a_rule(name: str, new_stack: NewStack, figure: Callable[[str], None]) -> None:
-    stack = new_judged_stack(name, new_stack)
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> Iterator[str]:
+    """A kubeconfig whose cluster takes connections: the stack `local` looks before it begins."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        cluster = {"name": "here", "cluster": {"server": f"http://127.0.0.1:{server.getsockname()[1]}"}}
+        context = {"name": "here", "context": {"cluster": "here", "user": "here"}}
+        file = tmp_path / "kubeconfig"
+        file.write_text(json.dumps({"clusters": [cluster], "contexts": [context], "current-context": "here"}))
+        yield str(file)
+
+
+@pytest.mark.parametrize("name", [*STACKS, "local"])
+def test_no_stack_breaks_a_rule(name: str, new_stack: NewStack, kubeconfig: str, figure: Callable[[str], None]) -> None:
+    stack = new_judged_stack(name, new_stack, KUBECONFIG=kubeconfig)
     preview = judge(stack, "preview")
     assert (preview.code, preview.violations) == (0, []), preview.output
     up = judge(stack, "up", "--yes", "--skip-preview")

@@ -8,19 +8,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import judging
 import pytest
 from mocks import ROOT
 from planted import TAGS, Case, Props
 from planted_pods import CASES, DEPLOYMENT, POD
-from pulumi_policy import (
-    PolicyCustomTimeouts,
-    PolicyProviderResource,
-    PolicyResourceOptions,
-    ResourceValidationArgs,
-    Secret,
-)
-from pulumi_policy.deserialize import deserialize_properties, serialize_properties
-from pulumi_policy.proxy import UNKNOWN_STRING_VALUE, unknown_checking_proxy
+from pulumi_policy import Secret
+from pulumi_policy.deserialize import serialize_properties
+from pulumi_policy.proxy import UNKNOWN_STRING_VALUE
 from stack_configs import changed
 
 from policy import pod_rules
@@ -31,24 +26,9 @@ NAMES = [policy.name for policy in POLICIES]
 
 
 def violations(kind: str, props: Props, default_tags: bool = True) -> dict[str, list[str]]:
-    """The rules that a resource breaks, each with what they say."""
+    """The rules that a planted resource breaks, each with what they say."""
     wire: Any = serialize_properties(props)
-    options = PolicyResourceOptions(False, [], None, [], PolicyCustomTimeouts(0, 0, 0), [])
-    tags = {"defaultTags": {"tags": TAGS}} if default_tags else {}
-    provider = PolicyProviderResource("pulumi:providers:aws", unknown_checking_proxy(tags), "urn", "aws")
-
-    def args(secrets: bool) -> ResourceValidationArgs:
-        given = unknown_checking_proxy(deserialize_properties(wire, secrets))
-        return ResourceValidationArgs(kind, given, f"urn:pulumi:dev::planted::{kind}::x", "x", options, provider)
-
-    found: dict[str, list[str]] = {}
-    for policy in POLICIES:
-        said: list[str] = []
-        policy.remediate(args(secrets=True))  # the engine's order
-        policy.validate(args(secrets=False), lambda line, urn=None, said=said: said.append(line))
-        if said:
-            found[policy.name] = said
-    return found
+    return judging.violations(kind, wire, {"defaultTags": {"tags": TAGS}} if default_tags else {})
 
 
 def bad(cases: list[Case] = CASES) -> Iterator[Any]:
