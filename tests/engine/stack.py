@@ -25,9 +25,9 @@ STACKS = sorted({path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")}
 """Those on AWS."""
 # Whole packages that the stand-in answers for. pulumi-eks is always the real one: what it makes is what we test.
 PACKAGES = ("aws", "docker-build", "kubernetes")
-PACK = "policy"
 PASSPHRASE = "engine"
 TOKEN = "hf_secret_of_the_engine_tests"
+PACK = "policy"
 
 
 def missing() -> str | None:
