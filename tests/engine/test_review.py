@@ -74,7 +74,7 @@ def test_a_pull_request_is_told_what_changes_and_which_rule_it_breaks(
     rows = part(GOLDEN.read_text(), "Changes").splitlines()[2:]
     assert set(rows) <= set(part(comment, "Changes").splitlines())
     assert part(comment, "Policy") == part(GOLDEN.read_text(), "Policy")
-    assert re.search(r"^ +~ storageCapacity *: 1200 => 2400$", comment, re.MULTILINE), comment
+    assert re.search(r"^! +storageCapacity *: 1200 => 2400$", comment, re.MULTILINE), comment
     assert TOKEN not in comment
     copies = git(stack, "worktree", "list").stdout.splitlines()
     assert len(copies) == 1, "the copy of the commit before is gone"
