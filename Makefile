@@ -18,11 +18,13 @@ IMAGE ?= docker.io/library/llama-trainium:local
 BASE_IMAGE ?= docker.io/library/python:3.12
 BUILDER ?= $(shell for b in docker podman buildah; do command -v $$b > /dev/null && echo $$b && break; done)
 CONTROL = @$(BIN)/python -m workloads.control $@ $(if $(STAGE),--stage $(STAGE)) $(if $(STACK),--stack $(STACK)) $(ARGS)
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+GET_ACTIONLINT = command -v actionlint > /dev/null || test -x $(BIN)/actionlint || GOBIN=$(abspath $(BIN)) go install $(ACTIONLINT)
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run image test test-engine test-cluster test-neuron-versions lint format bench docs architecture \
-	lock clean status logs stop rerun dashboard tensorboard toolbox preflight cost destroy
+.PHONY: help setup run image preview-comment workflows test test-engine test-cluster test-neuron-versions lint format \
+	bench docs architecture lock clean status logs stop rerun dashboard tensorboard toolbox preflight cost destroy
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -76,7 +78,16 @@ cost: setup ## what STACK=us-west-2 costs an hour and a run (ARGS=--refresh asks
 destroy: setup ## destroy STACK=dev: says what stays, asks, and lists what is left (ARGS=--list: only that)
 	@$(BIN)/python -m infra.destroy $(STACK) $(ARGS)
 
+preview-comment: setup ## what a pull request is told of STACK=dev, against the commit BASE (default HEAD^1; OUTPUT=file)
+	@$(BIN)/python -m review $(STACK) --base $(or $(BASE),HEAD^1) $(if $(OUTPUT),--output $(OUTPUT))
+
+workflows: setup ## check .github/workflows with actionlint, from PATH or built with Go
+	@$(GET_ACTIONLINT)
+	PATH="$$PATH:$(abspath $(BIN))" actionlint
+
 test: lint ## lint and all tests
+	@# Where Go is; elsewhere its test is skipped.
+	@! command -v go > /dev/null || { $(GET_ACTIONLINT); } || echo 'actionlint: could not be had, its test is skipped'
 	$(BIN)/python -m pytest $(ARGS)
 
 test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
