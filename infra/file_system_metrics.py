@@ -56,7 +56,11 @@ class FileSystemMetrics(pulumi.ComponentResource):
                 "config": storage.file_system.id.apply(lambda found: yaml.safe_dump(jobs(settings.region, found))),
                 "serviceMonitor": {"enabled": True, "interval": "60s"},
                 "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
-                "podSecurityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                "podSecurityContext": {
+                    "runAsNonRoot": True,
+                    "runAsUser": 65534,  # the image names its user, which Kubernetes cannot tell from root by that
+                    "seccompProfile": {"type": "RuntimeDefault"},
+                },
                 "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
                 "testConnection": False,
             },

@@ -33,14 +33,14 @@ INPUTS = """\
     Skip_Long_Lines On
     Refresh_Interval 10
 """
-# The API server is asked for the labels of a pod once, and not at all for pods that have not changed.
+# For the names in the stream's: those of namespace, pod and container are in the file's.
 FILTERS = """\
 [FILTER]
     Name kubernetes
     Match kube.*
     Merge_Log Off
     Keep_Log On
-    Labels On
+    Labels Off
     Annotations Off
 """
 
@@ -76,6 +76,9 @@ class PodLogs(pulumi.ComponentResource):
                 "serviceAccount": {"name": ACCOUNT},
                 # On every node, whatever its taints.
                 "tolerations": [{"operator": "Exists"}],
+                # The chart's own also has Docker's folder, which nodes with containerd lack.
+                "daemonSetVolumes": [{"name": "varlog", "hostPath": {"path": "/var/log"}}],
+                "daemonSetVolumeMounts": [{"name": "varlog", "mountPath": "/var/log"}],
                 "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
                 "config": {
                     "inputs": INPUTS,
@@ -98,13 +101,14 @@ def write_logs(log_group_arn: str) -> Policy:
 
 
 def output(region: str, group: str) -> str:
-    """Fluent Bit's output: a stream for each container, NAMESPACE.POD.CONTAINER."""
+    """Fluent Bit's output: a stream for each container, NAMESPACE.POD.CONTAINER, of its lines as they are."""
     return f"""\
 [OUTPUT]
     Name cloudwatch_logs
     Match kube.*
     region {region}
     log_group_name {group}
+    log_key log
     log_stream_template $kubernetes['namespace_name'].$kubernetes['pod_name'].$kubernetes['container_name']
     log_stream_prefix fallback-
     auto_create_group Off
