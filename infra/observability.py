@@ -178,7 +178,13 @@ def prometheus_values(full: bool) -> dict[str, Any]:
         # EKS runs these itself, out of reach.
         **{part: {"enabled": False} for part in ("kubeControllerManager", "kubeScheduler", "kubeEtcd", "kubeProxy")},
         "prometheus": {"prometheusSpec": spec},
-        "alertmanager": {"alertmanagerSpec": {"resources": small}},
+        "alertmanager": {
+            "alertmanagerSpec": {
+                "resources": small,
+                # An AlertmanagerConfig says where all alerts go, and not only those about its own namespace.
+                "alertmanagerConfigMatcherStrategy": {"type": "None"},
+            }
+        },
         "prometheusOperator": {
             # It would check rules as they are applied, at the price of a certificate and of pods that must answer.
             "admissionWebhooks": {"enabled": False},
