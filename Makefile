@@ -24,7 +24,8 @@ PINS := requirements-training.txt requirements.txt requirements-dev.txt constrai
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run image preview-comment workflows test test-engine test-cluster test-neuron-versions lint format \
-	bench docs architecture lock clean status logs stop rerun dashboard tensorboard toolbox preflight cost destroy
+	bench docs architecture lock clean status logs stop rerun dashboard tensorboard grafana toolbox preflight cost \
+	destroy
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +65,9 @@ dashboard: setup ## Ray's dashboard on this machine, while a stage runs
 	$(CONTROL)
 
 tensorboard: setup ## the stack's TensorBoard on this machine
+	$(CONTROL)
+
+grafana: setup ## dashboards of the run and of the platform on this machine (observability)
 	$(CONTROL)
 
 toolbox: setup ## a shell in the toolbox pod (workloads.toolbox)

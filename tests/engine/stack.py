@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 STACKS = sorted({path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")} - {"local"})
 """Those on AWS."""
 # Whole packages that the stand-in answers for. pulumi-eks is always the real one: what it makes is what we test.
-PACKAGES = ("aws", "docker-build", "kubernetes")
+PACKAGES = ("aws", "docker-build", "kubernetes", "random")
 PASSPHRASE = "engine"
 TOKEN = "hf_secret_of_the_engine_tests"
 PACK = "policy"

@@ -25,12 +25,16 @@ DEFINITIONS = {
         ("karpenter.k8s.aws", "EC2NodeClass", "ec2nodeclasses"),
     ],
     "kuberay-operator": [("ray.io", "RayJob", "rayjobs"), ("ray.io", "RayCluster", "rayclusters")],
+    "kube-prometheus-stack": [
+        ("monitoring.coreos.com", kind, f"{kind.lower()}s")
+        for kind in ("PodMonitor", "PrometheusRule", "ServiceMonitor")
+    ],
     "volcano": [("scheduling.volcano.sh", "Queue", "queues")],
 }
 MPI_JOB = ("kubeflow.org", "MPIJob", "mpijobs")
 # The version of each that the program asks for, and whether its objects are in a namespace.
 VERSIONS = {"scheduling.volcano.sh": "v1beta1", "kubeflow.org": "v2beta1"}
-NAMESPACED = ("ray.io", "kubeflow.org")
+NAMESPACED = ("ray.io", "kubeflow.org", "monitoring.coreos.com")
 
 
 def chart_archive(chart: versions.Chart, definitions: Sequence[tuple[str, str, str]]) -> bytes:
