@@ -204,15 +204,26 @@ def test_a_host_that_stays_away_ends_the_run_with_its_name(
         ("The first process to do so was:\n\n  Process name: [[60,1],5]\n  Exit code:    137\n",
          "rank 5: the worker was lost (exit code 137)", 5),
         (f"  Process name: [[60,1],5]\n  Exit code:    {HANG_EXIT_CODE}\n", "rank 5: the worker was lost", None),
+        ("ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[60,0],0] on node launcher\n"
+         "  Remote daemon: [[60,0],2] on node 10.0.0.8\n\nThis is usually due to either a failure of the TCP network\n",
+         "rank 32: the host was lost (10.0.0.8)", 32),
         ("-----\nThere are not enough slots available in the system\n-----\n",
          "mpirun ended with exit code 1 (There are not enough slots available in the system); see ", None),
         ("", "mpirun ended with exit code 1 (it said nothing); see ", None),
     ],
 )  # fmt: skip
 def test_what_mpirun_says_becomes_one_line(
-    tmp_path: Path, small_settings: SettingsMaker, said: str, told: str, recorded: int | None
+    tmp_path: Path,
+    small_settings: SettingsMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    told: str,
+    recorded: int | None,
 ) -> None:
     settings = small_settings(tmp_path)
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(HOSTS)
+    monkeypatch.setenv(mpi.HOSTFILE, str(hostfile))
     settings.run.dir.mkdir()
     log = settings.run.dir / "mpi.log"
     log.write_text(said)

@@ -134,18 +134,23 @@ def _own_address() -> str:
     if HOSTFILE not in os.environ:
         return "127.0.0.1"
     try:
-        return address_towards(_hosts()[0])
+        return address_towards(_hosts()[0][0])
     except (OSError, IndexError) as error:
         wanted = f"expected a file of hosts that can be found ({error})"
         raise UserError(f"{HOSTFILE}: {os.environ[HOSTFILE]}, {wanted}") from None
 
 
-def _hosts() -> list[str]:
-    """The hosts of the hostfile; none where all ranks are started right here. Raises OSError."""
+def _hosts() -> list[tuple[str, int]]:
+    """The hosts of the hostfile, each with its first rank; none where all are started right here. Raises OSError."""
     if HOSTFILE not in os.environ:
         return []
-    lines = Path(os.environ[HOSTFILE]).read_text().splitlines()
-    return [line.split()[0] for line in lines if line.split("#")[0].strip()]
+    found, first = [], 0
+    for line in Path(os.environ[HOSTFILE]).read_text().splitlines():
+        if words := line.split("#")[0].split():
+            found.append((words[0], first))
+            slots = re.search(r"\bslots *= *(\d+)", line)
+            first += int(slots[1]) if slots else 1
+    return found
 
 
 def _wait_for_hosts(settings: Settings) -> None:
@@ -157,7 +162,7 @@ def _wait_for_hosts(settings: Settings) -> None:
     shell, more = (shlex.split(os.environ.get(name, "")) for name in REMOTE_SHELL)
     ask = [*(shell or ["ssh"]), *more]
     deadline = time.monotonic() + settings.train.hang_timeout
-    for host in _hosts():
+    for host, _ in _hosts():
         while refusal := _refusal([*ask, host, "true"]):
             if RunDir(settings.run.dir).stop_requested():
                 raise RunFailed(f"stopped while {host} did not answer")
@@ -208,13 +213,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # What Open MPI 4.1 says of the first rank that ended as it should not have.
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
 _EXITED = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)")
+_HOST_LOST = re.compile(r"lost communication with a remote daemon.* Remote daemon: \[\[\d+,\d+\],\d+\] on node (\S+)")
 
 
 def _why(settings: Settings, log: Path, code: int) -> RunFailed:
     """The failure of a rank, recorded if it could not do so itself; else that of mpirun, in its own words."""
     said = log.read_text(encoding="utf-8", errors="replace")
     words = " ".join(said.split())
-    if found := _KILLED.search(words):
+    if found := _HOST_LOST.search(words):
+        rank, message = dict(_hosts()).get(found[1], 0), f"the host was lost ({found[1]})"
+    elif found := _KILLED.search(words):
         rank, message = int(found[1]), f"the worker was lost ({signal.Signals(int(found[3])).name} on {found[2]})"
     elif found := _EXITED.search(words):
         rank, message = int(found[1]), f"the worker was lost (exit code {found[2]})"
