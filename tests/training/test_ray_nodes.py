@@ -41,8 +41,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_run_over_two_nodes_outlives_one_of_them(
     tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, cluster: Any
 ) -> None:
-    # Steps of many small passes: a checkpoint is on the disk long before the next one. Of them so many that the run goes
-    # on for longer than Ray takes to see that a node is gone.
+    # Steps of many small passes: a checkpoint is on the disk long before the next one. So many of them that the run
+    # is not at its end before Ray takes notice of a lost node.
     shape = {"train__global_batch_size": 64, "train__micro_batch_size": 1, "train__steps": 150, "checkpoint__every": 10}
     shape |= {"parallel__workers": 2, "train__eval_every": 50}
     token_store(tmp_path / "data")
