@@ -17,6 +17,12 @@ from infra.versions import NEURON_MONITOR
 NAME = "neuron-monitor"
 LABELS = {"app.kubernetes.io/name": NAME}
 PORT = 8000
+SERVICE: Any = {
+    "clusterIP": "None",
+    "selector": LABELS,
+    "ports": [{"name": "metrics", "port": PORT, "targetPort": "metrics"}],
+}
+"""Spec of the Service: for the ServiceMonitor alone, which asks each pod."""
 
 
 class NeuronMonitor(pulumi.ComponentResource):
@@ -46,11 +52,7 @@ class NeuronMonitor(pulumi.ComponentResource):
                 # It has no pods until there is an accelerator node, for which Pulumi would wait.
                 annotations={"pulumi.com/skipAwait": "true"},
             ),
-            spec={
-                "clusterIP": "None",
-                "selector": LABELS,
-                "ports": [{"name": "metrics", "port": PORT, "targetPort": "metrics"}],
-            },
+            spec=SERVICE,
             opts=child,
         )
         k8s.apiextensions.CustomResource(

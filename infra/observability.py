@@ -45,6 +45,10 @@ NODE_LABEL = [{"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel
 """Puts the node's name on every series, by which those of different exporters are put together."""
 
 
+WITHIN: Any = {"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": {}}]}]}
+"""Spec of the NetworkPolicy: pods of the namespace reach one another, and others none of them."""
+
+
 class Observability(pulumi.ComponentResource):
     """All of it, in a namespace of its own."""
 
@@ -76,7 +80,7 @@ class Observability(pulumi.ComponentResource):
         k8s.networking.v1.NetworkPolicy(
             f"{name}-within",
             metadata=self._meta("within-the-namespace"),
-            spec={"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": {}}]}]},
+            spec=WITHIN,
             opts=self._child,
         )
         self.password = self._make_password(child)
@@ -112,7 +116,7 @@ class Observability(pulumi.ComponentResource):
 
     def _make_password(self, child: pulumi.ResourceOptions) -> pulumi.Output[str]:
         """Made once and kept in the state, encrypted; another one is `pulumi up --replace` of it."""
-        password = pulumi.Output.secret(
+        password: pulumi.Output[str] = pulumi.Output.secret(
             random.RandomPassword(f"{self._name}-grafana", length=32, special=False, opts=child).result
         )
         kept = aws.secretsmanager.Secret(
@@ -122,7 +126,9 @@ class Observability(pulumi.ComponentResource):
             recovery_window_in_days=7,
             opts=child,
         )
-        login = pulumi.Output.secret(password.apply(lambda text: json.dumps({"username": "admin", "password": text})))
+        login: pulumi.Output[str] = pulumi.Output.secret(
+            password.apply(lambda text: json.dumps({"username": "admin", "password": text}))
+        )
         aws.secretsmanager.SecretVersion(f"{self._name}-grafana", secret_id=kept.id, secret_string=login, opts=child)
         self._login = k8s.core.v1.Secret(
             f"{self._name}-grafana",
