@@ -6,8 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The versions of the Neuron image (training/Dockerfile).
 NEURON_VENV := .venv-neuron
-NEURON_PYTHON := 3.12
-NEURON_TORCH := 2.9.0
+NEURON_PYTHON ?= $(shell python3.12 -c 'import sys; print(sys.executable)' 2>/dev/null)
+NEURON_VERSIONS := 3.12 2.9.0
 UV := uv==0.13.9
 # uv does not read pip's settings; a machine that installs through a mirror has this one.
 UV_ENV := $(if $(PIP_INDEX_URL),UV_DEFAULT_INDEX=$(PIP_INDEX_URL))
@@ -18,11 +18,14 @@ IMAGE ?= docker.io/library/llama-trainium:local
 BASE_IMAGE ?= docker.io/library/python:3.12
 BUILDER ?= $(shell for b in docker podman buildah; do command -v $$b > /dev/null && echo $$b && break; done)
 CONTROL = @$(BIN)/python -m workloads.control $@ $(if $(STAGE),--stage $(STAGE)) $(if $(STACK),--stack $(STACK)) $(ARGS)
+ACTIONLINT := github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
+GET_ACTIONLINT = command -v actionlint > /dev/null || test -x $(BIN)/actionlint || GOBIN=$(abspath $(BIN)) go install $(ACTIONLINT)
 PINS := requirements-training.txt requirements.txt requirements-dev.txt constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run image test test-engine test-cluster test-neuron-versions lint format bench docs architecture \
-	lock clean status logs stop rerun dashboard tensorboard toolbox preflight cost destroy
+.PHONY: help setup run image preview-comment workflows test test-engine test-cluster test-neuron-versions lint format \
+	bench docs architecture lock clean status logs stop rerun dashboard tensorboard grafana toolbox preflight cost \
+	destroy
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -64,6 +67,9 @@ dashboard: setup ## Ray's dashboard on this machine, while a stage runs
 tensorboard: setup ## the stack's TensorBoard on this machine
 	$(CONTROL)
 
+grafana: setup ## dashboards of the run and of the platform on this machine (observability)
+	$(CONTROL)
+
 toolbox: setup ## a shell in the toolbox pod (workloads.toolbox)
 	$(CONTROL)
 
@@ -76,7 +82,16 @@ cost: setup ## what STACK=us-west-2 costs an hour and a run (ARGS=--refresh asks
 destroy: setup ## destroy STACK=dev: says what stays, asks, and lists what is left (ARGS=--list: only that)
 	@$(BIN)/python -m infra.destroy $(STACK) $(ARGS)
 
+preview-comment: setup ## what a pull request is told of STACK=dev, against the commit BASE (default HEAD^1; OUTPUT=file)
+	@$(BIN)/python -m review $(STACK) --base $(or $(BASE),HEAD^1) $(if $(OUTPUT),--output $(OUTPUT))
+
+workflows: setup ## check .github/workflows with actionlint, from PATH or built with Go
+	@$(GET_ACTIONLINT)
+	PATH="$$PATH:$(abspath $(BIN))" actionlint
+
 test: lint ## lint and all tests
+	@# Where Go is; elsewhere its test is skipped.
+	@! command -v go > /dev/null || { $(GET_ACTIONLINT); } || echo 'actionlint: could not be had, its test is skipped'
 	$(BIN)/python -m pytest $(ARGS)
 
 test-engine: setup ## every stack file through the real Pulumi engine (needs `pulumi` and its eks plugin on PATH)
@@ -86,13 +101,14 @@ test-cluster: setup ## the local stack in real pods (needs TEST_CLUSTER_KUBECONF
 	$(BIN)/python -m pytest tests/cluster $(ARGS)
 
 $(NEURON_VENV)/.installed: $(VENV)/.installed
+	@test -n "$(NEURON_PYTHON)" || { echo 'error: NEURON_PYTHON: no Python 3.12 on PATH, expected one: make test-neuron-versions NEURON_PYTHON=/path/to/python3.12'; exit 2; }
 	$(UV_ENV) $(BIN)/uv venv --quiet --clear --python $(NEURON_PYTHON) $(NEURON_VENV)
 	$(UV_ENV) $(BIN)/uv pip install --quiet --compile-bytecode --python $(NEURON_VENV)/bin/python -r requirements-dev.txt -c constraints.txt
 	@touch $@
 
 test-neuron-versions: $(NEURON_VENV)/.installed ## the trainer's tests with the Neuron image's Python 3.12 and torch 2.9.0
-	@$(NEURON_VENV)/bin/python -c 'import platform, torch; found = platform.python_version(), torch.__version__; print(*found); \
-		assert found[0].startswith("$(NEURON_PYTHON).") and found[1].startswith("$(NEURON_TORCH)"), found'
+	@$(NEURON_VENV)/bin/python -c 'import sys, torch; found = "%d.%d" % sys.version_info[:2] + " " + torch.__version__.split("+")[0]; \
+		print("Python and torch", found); assert found == "$(NEURON_VERSIONS)", "expected $(NEURON_VERSIONS)"'
 	$(NEURON_VENV)/bin/python -m pytest tests/training $(ARGS)
 
 lint: setup ## ruff, its formatter and mypy

@@ -10,6 +10,7 @@ from stack_settings import AwsStack, read_stack
 from training.errors import UserError
 from workloads.base import Base, Secrets
 from workloads.dashboard import Dashboard
+from workloads.monitoring import Monitoring
 from workloads.pipeline import Pipeline
 from workloads.platform import on_volume
 from workloads.tensorboard import TensorBoard
@@ -30,6 +31,7 @@ secrets = Secrets(
 base = Base("base", workloads, platform, workloads.name or stack, secrets)
 stages = Pipeline("stages", workloads, platform, training, settings.training.nodes, base)
 Dashboard("dashboard", workloads.dashboard, platform, base)
+Monitoring("monitoring", platform, base)
 password = settings.secret("tensorboard_password")
 if workloads.tensorboard.enabled and password is not None:
     logs = on_volume(training).run.dir / "tensorboard"

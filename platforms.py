@@ -21,12 +21,13 @@ from infra.image import TrainingImage
 from infra.ingress import LoadBalancerController
 from infra.network import Network
 from infra.nodes import CoreNodes
+from infra.observability import NAMESPACE, Observability
 from infra.operators import Operators
 from infra.storage import SharedStorage
 from infra.workload_identity import workload_identity
 from stack_settings import AwsStack, ExistingStack
 from workloads.base import SERVICE_ACCOUNT
-from workloads.platform import Platform, VolumeSource
+from workloads.platform import Platform, Prometheus, VolumeSource
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,14 @@ def aws_platform(settings: AwsStack, stack: str) -> Made:
     if settings.cluster.load_balancer_controller:
         after.append(LoadBalancerController("ingress", settings, network, cluster, pods_run, in_aws))
 
+    exports: dict[str, pulumi.Input[str]] = {}
+    prometheus = None
+    if settings.observability != "none":
+        pods_and_disks = [*pods_run, *addons.storage]
+        observability = Observability("observability", settings, cluster, storage, pods_and_disks, in_aws)
+        prometheus = Prometheus(NAMESPACE, observability.ready)
+        exports["grafanaPassword"] = observability.password
+
     volume = VolumeSource(storage.capacity, volume_name=storage.volume_name, storage_class=storage.storage_class)
     platform = Platform(
         cluster.k8s,
@@ -78,9 +87,10 @@ def aws_platform(settings: AwsStack, stack: str) -> Made:
         settings.core_shape(),
         after,
         region=settings.region,
+        prometheus=prometheus,
     )
     connect = pulumi.Output.format("aws eks update-kubeconfig --region {} --name {}", settings.region, cluster.name)
-    exports = {"cluster": cluster.name, "connect": connect, "image": image.ref}
+    exports |= {"cluster": cluster.name, "connect": connect, "image": image.ref}
     return Made(platform, {**exports, "bucket": storage.bucket.bucket, "fileSystem": storage.file_system.id})
 
 

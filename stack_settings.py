@@ -21,6 +21,7 @@ from infra.catalog import GROUP_LABEL, NEURON_KEY, cpu_node
 from infra.settings import Charts, Section, Settings
 from training.config import Settings as TrainingSettings
 from training.messages import Mistakes, matching, shown
+from training.plan import Place, Plan
 from workloads import checks as workload_checks
 from workloads import kubeconfig
 from workloads.platform import VOLUME_PATH, NodeShape
@@ -201,6 +202,7 @@ def _on_aws(settings: AwsStack) -> Iterator[str]:
         return
     yield from _workloads(settings)
     yield from _folders(settings)
+    yield from _room(settings)
     for key, page in (("tensorboard", settings.workloads.tensorboard), ("dashboard", settings.workloads.dashboard)):
         if page.host and not settings.cluster.load_balancer_controller:
             wanted = "none, or cluster.loadBalancerController: true, which an ingress needs"
@@ -208,6 +210,23 @@ def _on_aws(settings: AwsStack) -> Iterator[str]:
         region = (page.certificate_arn or "").split(":")[3:4]
         if region and region != [settings.region]:
             yield f"workloads.{key}.certificateArn: {page.certificate_arn}, expected a certificate in {settings.region}"
+
+
+def _room(settings: AwsStack) -> Iterator[str]:
+    """A run that the cores' memory or the file system has no room for, by `python -m training plan`'s formulas."""
+    if not {"precompile", "train"} & {*settings.workloads.stages}:
+        return
+    group = settings.training_group
+    if not group.instance_type.startswith("trn1"):
+        wanted = "a group of trn1 or trn1n: the image's SDK does not train on others (workloads.stages without them)"
+        yield f"training.group: {group.name}, which is of {group.instance_type}, expected {wanted}"
+        return
+    plan = Plan(settings.training_settings(), Place(storage_gib=settings.storage.size_gib))
+    if plan.memory_problem:
+        dials = "parallel.tensor_parallel_size, train.micro_batch_size, train.activation_checkpointing"
+        yield f"training.settings: {plan.memory_problem}, by {dials} (python -m training plan)"
+    if plan.storage_problem:
+        yield f"training.settings.{plan.storage_problem} (storage.sizeGib)"
 
 
 def _on_existing(settings: ExistingStack) -> Iterator[str]:

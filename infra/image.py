@@ -17,6 +17,9 @@ KEPT_IMAGES = 20
 CACHE_DAYS = 14
 """For how long a build's layers stay once a newer build has replaced them."""
 
+CACHE_TAG = "layers"
+"""The one tag that moves (policy/named_exceptions.py names it)."""
+
 
 class TrainingImage(pulumi.ComponentResource):
     """The image that every stage runs. Nothing here waits for the cluster: a build takes as long as a control plane."""
@@ -32,9 +35,9 @@ class TrainingImage(pulumi.ComponentResource):
             self.repository = None
             self.ref = pulumi.Output.from_input(settings.prebuilt)
         else:
-            self.repository = _repository(name, "IMMUTABLE", _newest_images(KEPT_IMAGES), self)
+            self.repository = _repository(name, _newest_images(KEPT_IMAGES), self)
             # The cache is one tag that every build moves, which the registry of the images does not allow.
-            cache = _repository(f"{name}-cache", "MUTABLE", _untagged(CACHE_DAYS), self)
+            cache = _repository(f"{name}-cache", _untagged(CACHE_DAYS), self, moving_tag=CACHE_TAG)
             self.ref = self._build(name, settings, self.repository, cache)
         self.register_outputs({"ref": self.ref})
 
@@ -44,7 +47,7 @@ class TrainingImage(pulumi.ComponentResource):
         token = aws.ecr.get_authorization_token_output(opts=pulumi.InvokeOutputOptions(parent=self))
         # Relative to the project's folder: an absolute path would be another one on each machine, and so a rebuild.
         context = settings.context or "."
-        layers = cache.repository_url.apply(lambda url: f"{url}:layers")
+        layers = cache.repository_url.apply(lambda url: f"{url}:{CACHE_TAG}")
         image = docker_build.Image(
             name,
             context=docker_build.BuildContextArgs(location=context),
@@ -91,11 +94,17 @@ class TrainingImage(pulumi.ComponentResource):
         return pulumi.Output.format("{0}@{1}", repository.repository_url, image.digest)
 
 
-def _repository(name: str, mutability: str, rule: dict[str, Any], parent: pulumi.Resource) -> aws.ecr.Repository:
-    """A registry that goes with the stack, images and all: they can be built again."""
+def _repository(
+    name: str, rule: dict[str, Any], parent: pulumi.Resource, moving_tag: str | None = None
+) -> aws.ecr.Repository:
+    """A registry that goes with the stack, images and all: they can be built again. No tag but `moving_tag` moves."""
+    moving = None
+    if moving_tag is not None:
+        moving = [aws.ecr.RepositoryImageTagMutabilityExclusionFilterArgs(filter=moving_tag, filter_type="WILDCARD")]
     repository = aws.ecr.Repository(
         name,
-        image_tag_mutability=mutability,
+        image_tag_mutability="IMMUTABLE_WITH_EXCLUSION" if moving else "IMMUTABLE",
+        image_tag_mutability_exclusion_filters=moving,
         image_scanning_configuration=aws.ecr.RepositoryImageScanningConfigurationArgs(scan_on_push=True),
         encryption_configurations=[aws.ecr.RepositoryEncryptionConfigurationArgs(encryption_type="AES256")],
         force_delete=True,

@@ -239,6 +239,11 @@ class Settings(Section):
     )
     charts: Charts = Charts()
     neuron: Neuron = Neuron()
+    observability: Literal["none", "basic", "full"] = Field(
+        "basic",
+        description="basic: Prometheus, Grafana, dashboards, alerts; full: also a disk for Prometheus, and the pods' "
+        "logs in CloudWatch",
+    )
     training: Training = Training()
     hugging_face_token: values.Token | None = Field(
         None, description="a Pulumi secret: reads gated tokenizers and data, such as meta-llama/..."

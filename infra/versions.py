@@ -51,6 +51,13 @@ MPI_OPERATOR = "0.8.2"
 EFA_PLUGIN = Chart("aws-efa-k8s-device-plugin", "https://aws.github.io/eks-charts", "v0.5.30")
 NEURON_PLUGIN = Chart("neuron-helm-chart", "oci://public.ecr.aws/neuron", "1.9.0")
 
+# Observability: each chart brings the images of its own release. kube-prometheus-stack: prometheus-operator 0.93,
+# Grafana, node-exporter 1.12, kube-state-metrics 2.20. Their metrics are listed in tests/infra/exporters.yaml.
+PROMETHEUS = Chart("kube-prometheus-stack", "https://prometheus-community.github.io/helm-charts", "88.5.3")
+CLOUDWATCH_EXPORTER = Chart("prometheus-yet-another-cloudwatch-exporter", PROMETHEUS.repository, "0.47.0")
+FLUENT_BIT = Chart("fluent-bit", "https://fluent.github.io/helm-charts", "0.58.1")
+NEURON_MONITOR = "public.ecr.aws/neuron/neuron-monitor:1.3.0"
+
 # Ingress
 LOAD_BALANCER_CONTROLLER = Chart("aws-load-balancer-controller", "https://aws.github.io/eks-charts", "3.5.0")
 

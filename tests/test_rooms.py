@@ -13,6 +13,7 @@ WHOLE = {"stack_settings", "stack_files"}
 NEVER = {
     "infra": {"workloads"} | WHOLE,
     "workloads": {"infra", "pulumi_aws", "pulumi_eks"} | WHOLE,
+    "policy": {"infra", "workloads", "training", "pulumi_aws", "pulumi_kubernetes"} | WHOLE,
     "training": {"infra", "workloads", "pulumi", "pulumi_aws", "pulumi_kubernetes"} | WHOLE,
 }
 COMMANDS = {"infra.cost", "infra.destroy", "infra.preflight"}

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from training.config import Settings
 from training.errors import RunFailed, UserError
+from training.exporter import exporting
 from training.launchers import Stopped, launch_train
 from training.options import USAGE, StageCommand, Stages
 from training.plan_table import PlanCommand
@@ -75,8 +76,9 @@ def train_stage(settings: Settings, run: RunDir) -> None:
     run.write_settings(settings)
     with (
         run.stage("train") as done,
+        exporting(settings) as metrics,
         Progress("train", "steps") as progress,
-        FollowMetrics(run.metrics, settings.train.steps, progress),
+        FollowMetrics(run.metrics, settings.train.steps, progress, metrics.take),
     ):
         done(launch_train(settings))
 

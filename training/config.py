@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic.fields import FieldInfo
 
 from training.errors import UserError
-from training.messages import expected_one_of, explain, shown
+from training.messages import expected_one_of, explain, matching, shown
 
 PRESETS = Path(__file__).parent / "presets"
 SOURCE_KINDS = ("pydocs", "text:GLOB", "jsonl:GLOB", "parquet:GLOB", "hub:NAME[/CONFIG]")
@@ -228,6 +228,17 @@ class Run(Section):
     )
     cache_dir: Path | None = Field(None, description="folder of compiled code [default: beside RUN.DIR, compile-cache]")
     max_failures: Count = Field(3, ge=0, description="restarts from the last checkpoint before a run gives up")
+    metrics_address: str | None = Field(
+        None, description="HOST:PORT of an endpoint for Prometheus while training, such as 127.0.0.1:9400"
+    )
+
+    @field_validator("metrics_address")
+    @classmethod
+    def _an_address(cls, value: str | None) -> str | None:
+        form = matching(
+            r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]):\d{1,5}", "HOST:PORT, such as 127.0.0.1:9400 or 0.0.0.0:9400"
+        )
+        return value and form(value)
 
 
 class Checkpoint(Section):

@@ -109,9 +109,14 @@ class Plan:
         if CORES_PER_NODE % (size := self.settings.parallel.tensor_parallel_size):
             cores = f"{CORES_PER_NODE}, the cores of a node"
             return f"parallel.tensor_parallel_size: {size}, expected a divisor of {cores}"
-        if self.core_bytes > CORE_BYTES:
-            return f"memory: {self.core_bytes / 2**30:.1f} GiB a core, expected at most {CORE_BYTES / 2**30:.0f}"
-        return None
+        return self.memory_problem
+
+    @property
+    def memory_problem(self) -> str | None:
+        """Why a core of Trn1 has too little memory, as `key: value, ...`; None when it has enough."""
+        if self.core_bytes <= CORE_BYTES:
+            return None
+        return f"memory: {self.core_bytes / 2**30:.1f} GiB a core, expected at most {CORE_BYTES / 2**30:.0f}"
 
     @property
     def storage_problem(self) -> str | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from training.backends import World, backend_name, make_backend, neuron
 from training.compile_cache import use_cache
@@ -88,12 +89,12 @@ def extract_graphs(settings: Settings, world: World) -> None:
     rows = settings.accumulation_steps * train.micro_batch_size
     tokens_BS1 = torch.zeros((rows, train.seq_length + 1), dtype=torch.int64)
     batch = tokens_BS1[: train.micro_batch_size], torch.ones(train.micro_batch_size)
-    for _ in range(2):  # as from the start, and as from a checkpoint
+    for _ in range(2):  # as from the start, and as from a checkpoint, which is read to the host
         for _ in range(STEPS):
             train_step(backend, settings, model, optimizer, tokens_BS1, train.learning_rate, (False, False))()
         evaluate(backend, model, [batch, batch])
         meet()
-        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.load_state_dict(tree_map_only(torch.Tensor, lambda value: value.cpu(), optimizer.state_dict()))
     if world.rank == 0:
         RunDir(settings.run.dir).write_outcome("done", "traced the graphs of a step and of an evaluation")
 

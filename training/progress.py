@@ -186,8 +186,15 @@ class FollowMetrics:
     is after the block, so the final state is always shown.
     """
 
-    def __init__(self, metrics_path: Path, total_steps: int, progress: Progress) -> None:
-        self._path, self._total, self._progress = metrics_path, total_steps, progress
+    def __init__(
+        self,
+        metrics_path: Path,
+        total_steps: int,
+        progress: Progress,
+        also: Callable[[list[Record]], None] | None = None,
+    ) -> None:
+        """`also` is told of the same records, in the same thread: training.exporter."""
+        self._path, self._total, self._progress, self._also = metrics_path, total_steps, progress, also
         self._inode, self._offset = -1, 0
         self._told: set[str] = set()  # lines of failures and starts that have been noted
         self._state: dict[str, Field] = {}
@@ -212,12 +219,16 @@ class FollowMetrics:
     def poll(self) -> None:
         """Take in what the file has gained since the last look."""
         lines = self._new_lines()
+        records = []
         for line in lines:
             record = parse_record(line)
             if record is not None:
                 self._take(record, line)
+                records.append(record)
         if lines:
             self._progress.update(self._step, self._total, **self._state)
+        if records and self._also is not None:
+            self._also(records)
 
     def _follow(self) -> None:
         self.poll()

@@ -33,6 +33,16 @@ STOP_TIMEOUT = 20 * 60
 POLL = 2.0
 
 
+PAGES = {
+    "dashboard": (DASHBOARD, DASHBOARD_PORT, DASHBOARD_PORT),
+    "tensorboard": (TENSORBOARD, TENSORBOARD_PORT, TENSORBOARD_PORT),
+    "grafana": ("grafana", 3000, 80),
+}
+"""By verb: Service, port on this machine, port of the Service."""
+MONITORING = "monitoring"
+"""The namespace of Grafana, which is the platform's (infra/observability.py)."""
+
+
 @dataclass(frozen=True)
 class Stage:
     """A stage whose job is in the cluster."""
@@ -219,7 +229,7 @@ def _clock(seconds: float | None) -> str:
 
 
 @click.command(context_settings={"max_content_width": 120})
-@click.argument("verb", type=click.Choice(["status", "logs", "stop", "rerun", "dashboard", "tensorboard", "toolbox"]))
+@click.argument("verb", type=click.Choice(["status", "logs", "stop", "rerun", *PAGES, "toolbox"]))
 @click.option("--stage", help="prepare, precompile or train [default: the one that runs]")
 @click.option("--stack", help="Pulumi stack [default: the selected one]")
 @click.option("--namespace", help="Kubernetes namespace [default: the stack's]")
@@ -253,11 +263,14 @@ def cli(verb: str, stage: str | None, stack: str | None, namespace: str | None, 
 
 def _show(kubectl: Kubectl, page: str) -> int:
     """Forward a page to this machine until Ctrl-C."""
-    service, port = (DASHBOARD, DASHBOARD_PORT) if page == "dashboard" else (TENSORBOARD, TENSORBOARD_PORT)
+    service, port, to = PAGES[page]
     click.echo(f"http://127.0.0.1:{port} (Ctrl-C ends it)")
     if page == "dashboard":
         click.echo(f"it asks for Ray's token: {' '.join(kubectl.command(*RAY_TOKEN_COMMAND))}")
-    return kubectl.call("port-forward", f"service/{service}", f"{port}:{port}")
+    elif page == "grafana":
+        kubectl = Kubectl(MONITORING, kubectl.context)
+        click.echo("it asks for admin and the password: pulumi stack output grafanaPassword --show-secrets")
+    return kubectl.call("port-forward", f"service/{service}", f"{port}:{to}")
 
 
 RAY_TOKEN_COMMAND = ("exec", f"service/{DASHBOARD}", "--", "printenv", "RAY_AUTH_TOKEN")

@@ -14,3 +14,9 @@ DASHBOARD_LABEL = {"llama-trainium/dashboard": "stages"}
 DASHBOARD, TENSORBOARD, TOOLBOX = "dashboard", "tensorboard", "toolbox"
 """Names of Services and Deployments."""
 DASHBOARD_PORT, TENSORBOARD_PORT = 8265, 6006
+
+METRICS = "metrics"
+"""Name of the port where Prometheus asks a pod of a stage how it is."""
+RAY_METRICS_PORT, RUN_METRICS_PORT = 8080, 9400
+"""That of Ray on each of its nodes, KubeRay's default, and that of a run under MPI (run.metrics_address)."""
+METRICS_PORTS = (RAY_METRICS_PORT, RUN_METRICS_PORT)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from training.config import Settings as TrainingSettings
 from workloads import pods
-from workloads.labels import STAGE_LABEL
+from workloads.labels import METRICS, RUN_METRICS_PORT, STAGE_LABEL
 from workloads.platform import SETTINGS_PATH, Platform
 from workloads.pods import STOP_GRACE, Names, Spec, apart, before_stop, device_env, env, owner, volumes
 from workloads.settings import StageName, Workloads
@@ -93,6 +93,11 @@ def _launcher(stage: StageName, platform: Platform, size: Size, names: Names, tr
     container["env"] += env(OPEN_MPI)
     if stage == "train":
         before_stop(container, pods.ask_to_stop(training.run.dir))
+        if platform.prometheus is not None:
+            # On the command line and not among the settings, which decide about the job's name: a run is not begun
+            # anew because somebody looks at it.
+            container["command"] += ["--run.metrics_address", f"0.0.0.0:{RUN_METRICS_PORT}"]
+            container["ports"] = [{"name": METRICS, "containerPort": RUN_METRICS_PORT}]
     grace = STOP_GRACE if stage == "train" else None
     template = pods.template(stage, platform.core, container, names, volumes(names, size), grace)
     template["spec"]["initContainers"] = [owner(platform)]

@@ -68,6 +68,16 @@ class VolumeSource:
 
 
 @dataclass(frozen=True)
+class Prometheus:
+    """A Prometheus, with its operator, that scrapes the pods of every namespace which a PodMonitor names."""
+
+    namespace: str
+    """Where its pods are: network policies let them in."""
+    after: Sequence[pulumi.Resource] = ()
+    """What brings the kind PodMonitor."""
+
+
+@dataclass(frozen=True)
 class Platform:
     """A cluster that can run the stages."""
 
@@ -84,6 +94,8 @@ class Platform:
     backend: Literal["neuron", "cpu"] = "neuron"
     region: str | None = None
     """AWS region; None where there is none."""
+    prometheus: Prometheus | None = None
+    """Who asks the stages how they are; None: nobody."""
 
 
 def on_volume(settings: TrainingSettings) -> TrainingSettings:

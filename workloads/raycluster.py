@@ -13,7 +13,7 @@ import json
 from training.config import Settings as TrainingSettings
 from workloads import pods
 from workloads.base import REDIS_KEY, TOKEN_KEY
-from workloads.labels import DASHBOARD_LABEL, DASHBOARD_PORT, STAGE_LABEL
+from workloads.labels import DASHBOARD_LABEL, DASHBOARD_PORT, METRICS, RAY_METRICS_PORT, STAGE_LABEL
 from workloads.platform import VOLUME_PATH, Platform
 from workloads.pods import (
     LOCKED,
@@ -38,6 +38,9 @@ SHARED = "shared"
 """Stands for a stage in the labels of the cluster that stages share."""
 
 WORKER_GROUP = "workers"
+
+RAY_METRICS = {"name": METRICS, "containerPort": RAY_METRICS_PORT}
+"""KubeRay adds it where it is missing, and has Ray listen there."""
 
 
 def ray_cluster_spec(
@@ -105,6 +108,7 @@ def _head(stage: StageName | None, platform: Platform, size: Size, names: Names,
         {"name": "gcs-server", "containerPort": 6379},
         {"name": "dashboard", "containerPort": DASHBOARD_PORT},
         {"name": "client", "containerPort": 10001},
+        RAY_METRICS,
     ]
     if _trains(stage):
         before_stop(container, pods.ask_to_stop(training.run.dir))
@@ -128,6 +132,7 @@ def _workers(
 ) -> Spec:
     shape, size = platform.workers, worker_size(settings, platform.workers)
     container = pods.container("ray-worker", platform, size, names)
+    container["ports"] = [RAY_METRICS]
     if shape.neuron:
         # Ray would give each worker process the cores it counts; which rank has which core is training's to say.
         cores = {"RAY_EXPERIMENTAL_NOSET_NEURON_RT_VISIBLE_CORES": "1"}

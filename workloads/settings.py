@@ -224,7 +224,8 @@ class Workloads(Section):
     @field_validator("namespace")
     @classmethod
     def _not_the_clusters_own(cls, value: str) -> str:
-        if value == "default" or value.startswith("kube-") or value in ("volcano-system", "ray-system", "mpi-operator"):
+        others = ("volcano-system", "ray-system", "mpi-operator", "monitoring")
+        if value == "default" or value.startswith("kube-") or value in others:
             raise ValueError("expected a namespace of the stack's own: it goes when the stack is destroyed")
         return value
 

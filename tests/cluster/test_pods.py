@@ -10,99 +10,42 @@ from __future__ import annotations
 import base64
 import os
 import re
-import shutil
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import in_pods
 import pytest
-import stack
 from cloud import Cloud
-from stack import Run, Stack
+from in_pods import KUBECONFIG, PATIENCE, Local, running, until
+from stack import Stack
 
-from training.metrics import Record, parse_record
-from workloads.kubectl import Kubectl
-from workloads.labels import STAGE_LABEL, TENSORBOARD, TENSORBOARD_PORT, TOOLBOX
+from training.metrics import parse_record
+from workloads.labels import STAGE_LABEL, TENSORBOARD, TENSORBOARD_PORT
 from workloads.settings import STAGES
 
-KUBECONFIG = os.environ.get("TEST_CLUSTER_KUBECONFIG")
-TOOLS = ("pulumi", "pulumi-language-python", "kubectl")
 NAMESPACE = "llama-trainium"
 PASSWORD = "tb_password_of_the_cluster_tests"
 TRAINING = {"preset": "tiny", "workersPerNode": 1}
-PATIENCE = 900.0
-"""Seconds for what has to happen at all."""
 
 Stream = Callable[[str], None]
 
-
-def missing() -> str | None:
-    """Why these tests cannot run here; None when all is there."""
-    if not KUBECONFIG:
-        return "no real cluster: TEST_CLUSTER_KUBECONFIG not set"
-    absent = [tool for tool in TOOLS if not shutil.which(tool)]
-    if not shutil.which("pulumi-resource-kubernetes") and not list(stack.plugins().glob("resource-kubernetes-*")):
-        absent.append("the plugin of pulumi-kubernetes (pulumi plugin install resource kubernetes)")
-    return f"no real cluster: {', '.join(absent)} not found" if absent else None
-
-
-pytestmark = [pytest.mark.skipif(missing() is not None, reason=str(missing())), pytest.mark.timeout(3600)]
-
-
-@dataclass(frozen=True)
-class Local:
-    """The stack, and the cluster it is on."""
-
-    stack: Stack
-    kubectl: Kubectl
-
-    def control(self, *arguments: str) -> str:
-        """What a target of the Makefile says, such as `make status`, on both streams."""
-        command = [sys.executable, "-m", "workloads.control", *arguments, "--stack", "local"]
-        made = self.stack
-        done = subprocess.run(command, cwd=made.project, env=made.env, text=True, capture_output=True, timeout=1800)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
-
-    def read(self, name: str) -> str:
-        """A file of the run that trains; "" while it is not there. Its folder is named after the settings too."""
-        command = self.kubectl.command("exec", f"deployment/{TOOLBOX}", "--", "sh", "-c", f"cat runs/tiny-*/{name}")
-        done = subprocess.run(command, env=self.stack.env, text=True, capture_output=True)
-        return done.stdout if done.returncode == 0 else ""
-
-    def records(self, kind: str) -> list[Record]:
-        """The run's records of one type."""
-        found = [parse_record(line) for line in self.read("metrics.jsonl").splitlines()]
-        return [record for record in found if record and record["type"] == kind]
-
-    def step(self) -> int:
-        """The last step that was trained."""
-        return max((record["step"] for record in self.records("train")), default=0)
-
-    def pods(self, stage: str) -> list[str]:
-        """Names of a stage's pods that have not ended."""
-        found = self.kubectl.items("pods", f"{STAGE_LABEL}={stage}")
-        return [pod["metadata"]["name"] for pod in found if pod["status"]["phase"] in ("Pending", "Running")]
+REASON = in_pods.missing()
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(3600)]
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
     """The stack file `local` on the cluster, with a folder of its node as the volume, a toolbox and TensorBoard."""
-    assert KUBECONFIG
-    os.environ["KUBECONFIG"] = KUBECONFIG  # for kubectl as the tests themselves call it
-    kubectl = Kubectl(NAMESPACE)
-    assert not kubectl.items("pods"), f"the namespace {NAMESPACE} of the cluster is in use"
+    kubectl = in_pods.cluster(NAMESPACE)
     folder = tmp_path_factory.mktemp("cluster")
     volume = {"hostPath": os.environ.get("TEST_CLUSTER_VOLUME", str(folder / "volume")), "sizeGib": 5}
     config: dict[str, Any] = {"operators": "present", "volume": volume}
-    made = Stack(folder / "stack", "local", Cloud(), 0, (), config, env={"KUBECONFIG": KUBECONFIG})
+    made = Stack(folder / "stack", "local", Cloud(), 0, (), config, env={"KUBECONFIG": str(KUBECONFIG)})
     made.change({"workloads": made.config()["llama-trainium:workloads"] | {"toolbox": True}})
     made.secret("tensorboardPassword", PASSWORD)
     found = Local(made, kubectl)
@@ -126,7 +69,7 @@ def test_training_goes_on_without_a_worker_and_ends_when_it_is_told_to(local: Lo
     local.stack.change({"training": TRAINING})
     with running(local.stack.up) as up:
         until(lambda: local.records("checkpoint"), "a checkpoint", up)
-        saved, (worker,) = local.step(), workers(local)
+        saved, (worker,) = local.step(), local.workers("ray.io/node-type=worker")
         lost = time.monotonic()
         local.kubectl.do("delete", "pod", worker, "--wait=false")
         until(lambda: len(local.records("start")) == 2, "training goes on", up)
@@ -181,28 +124,6 @@ def test_destroy_leaves_nothing_but_the_data(local: Local, figure: Stream) -> No
         f"cluster: destroy {destroy.seconds:.0f} s, up with three stages that find their work done {up.seconds:.0f} s, "
         f"without a change {again.seconds:.0f} s"
     )
-
-
-def until(holds: Callable[[], object], what: str, beside: Future[Run] | None = None) -> None:
-    """Wait for `what`; whatever runs beside it must not end before."""
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert beside is None or not beside.done(), f"before {what}: {beside.result().output}"
-        assert time.monotonic() < end, f"not within {PATIENCE:.0f} s: {what}"
-        time.sleep(1)  # between two looks
-
-
-@contextmanager
-def running(command: Callable[[], Run]) -> Iterator[Future[Run]]:
-    """A command on a thread of its own."""
-    with ThreadPoolExecutor(1) as pool:
-        yield pool.submit(command)
-
-
-def workers(local: Local) -> list[str]:
-    """Names of the pods that train."""
-    found = local.kubectl.items("pods", f"{STAGE_LABEL}=train,ray.io/node-type=worker")
-    return [pod["metadata"]["name"] for pod in found]
 
 
 def parse_manifest(text: str) -> float:

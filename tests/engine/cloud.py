@@ -22,6 +22,7 @@ from mock_cloud import ID_PREFIXES
 Props = dict[str, Any]
 
 ACCOUNT = "111122223333"
+PASSWORD = "made-by-random-for-the-engine-tests"
 
 
 class Refused(Exception):
@@ -231,6 +232,8 @@ class Cloud:
                 digest = "sha256:" + hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
                 tags = inputs.get("tags") or ["image"]
                 added = {"digest": digest, "ref": f"{tags[0]}@{digest}", "contextHash": digest}
+            case "random:index/randomPassword:RandomPassword":
+                added = {"result": PASSWORD}
             case _:
                 added = {}
         return {"arn": arn, "tagsAll": inputs.get("tags") or {}, "region": self.region, **inputs, **added}

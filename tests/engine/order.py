@@ -22,6 +22,7 @@ ADDONS_ON_NODES = {"coredns", "metrics-server", "aws-ebs-csi-driver", "aws-fsx-c
 LUSTRE_PORT = 988
 # Of a custom resource's group: the chart with its definition and the chart with its controller.
 CHARTS_OF_GROUPS = {
+    "monitoring.coreos.com": ("kube-prometheus-stack", "kube-prometheus-stack"),
     "karpenter.sh": ("karpenter-crd", "karpenter"),
     "karpenter.k8s.aws": ("karpenter-crd", "karpenter"),
     "ray.io": ("kuberay-operator", "kuberay-operator"),

@@ -16,7 +16,6 @@ import http.server
 import json
 import re
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -26,6 +25,7 @@ from typing import Any, TypeVar
 
 import yaml
 from apiserver import ApiServer, Processes, free_port, kubeconfig
+from loopback import Quiet, served
 from schemas import CRD_DIR
 from stub_charts import MPI_JOB, any_fields
 
@@ -161,7 +161,7 @@ class Dashboard:
         """Its address."""
         dashboard = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
+        class Handler(Quiet, http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 dashboard.asked.add(self.path)
                 body = json.dumps({"status": dashboard.status, "message": f"it is {dashboard.status}"}).encode()
@@ -172,16 +172,8 @@ class Dashboard:
 
             do_POST = do_GET  # noqa: N815 (a job is asked to stop)
 
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            server.server_close()
+        with served(Handler) as address:
+            yield address
 
 
 class Cluster:

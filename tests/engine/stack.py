@@ -24,9 +24,10 @@ ROOT = Path(__file__).parents[2]
 STACKS = sorted({path.name.split(".")[1] for path in ROOT.glob("Pulumi.*.yaml")} - {"local"})
 """Those on AWS."""
 # Whole packages that the stand-in answers for. pulumi-eks is always the real one: what it makes is what we test.
-PACKAGES = ("aws", "docker-build", "kubernetes")
+PACKAGES = ("aws", "docker-build", "kubernetes", "random")
 PASSPHRASE = "engine"
 TOKEN = "hf_secret_of_the_engine_tests"
+PACK = "policy"
 
 
 def missing() -> str | None:
@@ -80,13 +81,16 @@ class Stack:
         tools = folder / "bin"
         for made in (self.project, tools, folder / "state", folder / "home"):
             made.mkdir(parents=True)
-        for entry in ROOT.iterdir():
-            if not entry.name.startswith((".", "Pulumi")):
-                (self.project / entry.name).symlink_to(entry)
-        settings = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())
-        # The interpreter of the tests has the SDKs; the project's own .venv may not be there.
-        settings["runtime"] = {"name": "python", "options": {"virtualenv": sys.prefix}}
-        (self.project / "Pulumi.yaml").write_text(yaml.safe_dump(settings))
+        for place, made in ((ROOT, self.project), (ROOT / PACK, self.project / PACK)):
+            made.mkdir(exist_ok=True)
+            for entry in place.iterdir():
+                if not entry.name.startswith((".", "Pulumi")) and entry.name != PACK:
+                    (made / entry.name).symlink_to(entry)
+        for file in ("Pulumi.yaml", f"{PACK}/PulumiPolicy.yaml"):
+            settings = yaml.safe_load((ROOT / file).read_text())
+            # The interpreter of the tests has the SDKs; the project's own .venv may not be there.
+            settings["runtime"] = {"name": "python", "options": {"virtualenv": sys.prefix}}
+            (self.project / file).write_text(yaml.safe_dump(settings))
         self.file = self.project / f"Pulumi.{name}.yaml"
         shutil.copyfile(ROOT / self.file.name, self.file)
         self.change(config or {})

@@ -1,4 +1,4 @@
-"""A Pulumi provider over gRPC that stands in for whole packages (aws, docker-build, kubernetes) in front of a Cloud.
+"""A Pulumi provider over gRPC that stands in for whole packages (aws, docker-build, ...) in front of a Cloud.
 
 The engine attaches to it by port (PULUMI_DEBUG_PROVIDERS), so one server in the test's own process serves every package
 and every run, and a test sees what the engine asked for as Python objects.

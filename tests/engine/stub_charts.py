@@ -7,13 +7,13 @@ import http.server
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
+from loopback import Quiet, served
 from schemas import CRD_DIR
 
 from infra import versions
@@ -25,12 +25,16 @@ DEFINITIONS = {
         ("karpenter.k8s.aws", "EC2NodeClass", "ec2nodeclasses"),
     ],
     "kuberay-operator": [("ray.io", "RayJob", "rayjobs"), ("ray.io", "RayCluster", "rayclusters")],
+    "kube-prometheus-stack": [
+        ("monitoring.coreos.com", kind, f"{kind.lower()}s")
+        for kind in ("PodMonitor", "PrometheusRule", "ServiceMonitor")
+    ],
     "volcano": [("scheduling.volcano.sh", "Queue", "queues")],
 }
 MPI_JOB = ("kubeflow.org", "MPIJob", "mpijobs")
 # The version of each that the program asks for, and whether its objects are in a namespace.
 VERSIONS = {"scheduling.volcano.sh": "v1beta1", "kubeflow.org": "v2beta1"}
-NAMESPACED = ("ray.io", "kubeflow.org")
+NAMESPACED = ("ray.io", "kubeflow.org", "monitoring.coreos.com")
 
 
 def chart_archive(chart: versions.Chart, definitions: Sequence[tuple[str, str, str]]) -> bytes:
@@ -99,14 +103,8 @@ def charts(folder: Path, definitions: bool = True) -> Iterator[str]:
     # The MPI operator has no chart: its definition lies beside them (infra/mpi_operator.py).
     (folder / f"mpi-operator-{versions.MPI_OPERATOR}.yaml").write_text(yaml.safe_dump(definition(*MPI_JOB)))
 
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: Any) -> None:
-            pass
+    class Files(Quiet, http.server.SimpleHTTPRequestHandler):
+        pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
+    with served(functools.partial(Files, directory=str(folder))) as address:
+        yield address

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable
 
 import pytest
+from cloud import PASSWORD
 from stack import STACKS, TOKEN, Stack, missing
 
 pytestmark = [pytest.mark.skipif(missing() is not None, reason=str(missing())), pytest.mark.timeout(7200)]
@@ -32,7 +33,8 @@ def test_a_stack_comes_up_stays_and_goes(name: str, new_stack: NewStack, figure:
     up = stack.up().ok()
     resources = stack.resources()
     assert stack.owned() == set(stack.cloud.live), "the state holds all that was made, and nothing else"
-    assert TOKEN not in json.dumps(resources), "a secret stays encrypted in the state"
+    for secret in (TOKEN, PASSWORD):
+        assert secret not in json.dumps(resources), "a secret stays encrypted in the state"
     made = len(stack.cloud.events)
 
     again = stack.up("--expect-no-changes").ok()

@@ -8,6 +8,7 @@ from typing import Any
 
 ACCOUNT = "123456789012"
 DIGEST = "sha256:" + "ab" * 32
+PASSWORD = "made-by-random-for-the-tests"
 
 # How AWS begins its ids; other types are known by their name.
 ID_PREFIXES = {
@@ -65,6 +66,8 @@ def outputs_of(kind: str, name: str, identity: str, inputs: Mapping[str, Any], r
         if kind == "kubernetes:ray.io/v1:RayJob":
             times = {"startTime": "2026-11-21T10:00:00Z", "endTime": "2026-11-21T11:00:00Z"}
             outputs["status"] = {"jobStatus": "SUCCEEDED", "jobDeploymentStatus": "Complete", **times}
+    elif package == "random":
+        outputs["result"] = PASSWORD
     elif package == "docker-build":
         outputs |= {"ref": f"{(inputs.get('tags') or ['image'])[0]}@{DIGEST}", "digest": DIGEST}
     return outputs

@@ -113,6 +113,7 @@ class Monitor(mocks.MockMonitor):
                 "endpointPublicAccess": given.get("endpointPublicAccess"),
                 "publicAccessCidrs": given.get("publicAccessCidrs"),
             },
+            "encryptionConfig": {"provider": {"keyArn": given.get("encryptionConfigKeyArn")}, "resources": ["secrets"]},
         }
         request = resource_pb2.RegisterResourceRequest(
             type="aws:eks/cluster:Cluster",
@@ -120,6 +121,7 @@ class Monitor(mocks.MockMonitor):
             parent=component.urn,
             custom=True,
             object=_struct(inner),
+            provider=component.request.providers.get("aws", ""),
             dependencies=component.dependencies,
         )
         cluster = self._record(request, self.make_urn(component.urn, request.type, request.name))

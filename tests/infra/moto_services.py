@@ -123,7 +123,9 @@ def _bucket_lifecycle(account: Account, inputs: Inputs, resource: Registered) ->
 
 @creates("aws:ecr/repository:Repository")
 def _repository(account: Account, inputs: Inputs, resource: Registered) -> None:
+    moving = inputs.get("imageTagMutabilityExclusionFilters")
     account.client("ecr").create_repository(
+        **({"imageTagMutabilityExclusionFilters": moving} if moving else {}),
         repositoryName=resource.outputs["name"],
         imageTagMutability=inputs["imageTagMutability"],
         imageScanningConfiguration={"scanOnPush": inputs["imageScanningConfiguration"]["scanOnPush"]},

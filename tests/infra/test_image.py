@@ -85,7 +85,9 @@ def test_the_cache_is_a_tag_that_moves_in_a_repository_of_its_own(image: tuple[R
 def test_repositories_are_scanned_encrypted_and_go_with_the_stack(image: tuple[Recorded, dict[str, str]]) -> None:
     recorded, _ = image
     mutability = {each.name: each.inputs["imageTagMutability"] for each in recorded.of(REPOSITORY)}
-    assert mutability == {"image": "IMMUTABLE", "image-cache": "MUTABLE"}
+    assert mutability == {"image": "IMMUTABLE", "image-cache": "IMMUTABLE_WITH_EXCLUSION"}
+    moving = recorded.one(REPOSITORY, "image-cache").inputs["imageTagMutabilityExclusionFilters"]
+    assert moving == [{"filter": "layers", "filterType": "WILDCARD"}]
     for repository in recorded.of(REPOSITORY):
         assert repository.inputs["imageScanningConfiguration"] == {"scanOnPush": True}
         assert repository.inputs["encryptionConfigurations"] == [{"encryptionType": "AES256"}]

@@ -14,7 +14,7 @@ from makers import SettingsMaker, TokenStoreMaker
 ROOT = Path(__file__).parents[2]
 ABSENT = (
     *("ray", "gigatoken", "tokenizers", "datasets", "pyarrow", "tensorboard", "matplotlib", "jinja2"),
-    *("transformers", "safetensors", "huggingface_hub", "megatron"),
+    *("transformers", "safetensors", "huggingface_hub", "megatron", "prometheus_client"),
 )
 
 # Read by Python before anything else: none of these can be imported, as if they were not installed.

@@ -12,7 +12,7 @@ import torch
 from makers import SettingsMaker, TokenStoreMaker, TrainingCommand
 from processes import launch, losses_of, rank_of, records_of, start, steps_of, weights_of, while_running
 
-from training.errors import UserError
+from training.errors import RunFailed, UserError
 from training.launchers import mpi
 from training.launchers.group import address_towards
 from training.watch import HANG_EXIT_CODE
@@ -154,6 +154,48 @@ def test_on_hosts_of_a_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         mpi.command(2, [])
 
 
+# Stands for ssh: the second host is back when it has been asked three times.
+BACK_AT_THE_THIRD = """#!/bin/sh
+echo "$@" >> "$0.log"
+test "$3" = 10.0.0.7 || test "$(grep -c 10.0.0.8 "$0.log")" -ge 3 || { echo "ssh: no route to $3" >&2; exit 255; }
+"""
+
+
+def test_a_restart_waits_for_a_lost_host_to_come_back(
+    tmp_path: Path, small_settings: SettingsMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small_settings(tmp_path, run__max_failures=1)
+    settings.run.dir.mkdir()
+    ssh, hostfile = tmp_path / "ssh", tmp_path / "hostfile"
+    ssh.write_text(BACK_AT_THE_THIRD)
+    ssh.chmod(0o755)
+    hostfile.write_text(HOSTS)
+    monkeypatch.setenv(mpi.HOSTFILE, str(hostfile))
+    for name, words in zip(mpi.REMOTE_SHELL, (f"{ssh} -p", "2222"), strict=True):
+        monkeypatch.setenv(name, words)
+    monkeypatch.setattr(mpi, "HOST_SECONDS", 0.0)
+    monkeypatch.setattr(mpi, "_own_address", lambda: "127.0.0.1")
+    # The first mpirun loses the host, the one behind it may begin again only when it is back.
+    monkeypatch.setattr(mpi, "command", lambda count, words: ["sh", "-c", f"echo mpirun >> {ssh}.log; exit 1"])
+    with pytest.raises(RunFailed, match=r"^mpirun ended with exit code 1 .* goes on from the last checkpoint$"):
+        mpi.train_on_mpi(settings)
+    asked = Path(f"{ssh}.log").read_text().splitlines()
+    assert asked == ["mpirun", "-p 2222 10.0.0.7 true", *["-p 2222 10.0.0.8 true"] * 3, "mpirun"]
+
+
+def test_a_host_that_stays_away_ends_the_run_with_its_name(
+    tmp_path: Path, small_settings: SettingsMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = small_settings(tmp_path, train__hang_timeout=0.1)
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(HOSTS)
+    monkeypatch.setenv(mpi.HOSTFILE, str(hostfile))
+    monkeypatch.setenv(mpi.REMOTE_SHELL[0], "sh -c 'echo ssh: no route to $1 >&2; exit 255' --")
+    monkeypatch.setattr(mpi, "HOST_SECONDS", 0.0)
+    with pytest.raises(RunFailed, match=r"^10.0.0.7 did not answer within train.hang_timeout \(ssh: no route to 10.0"):
+        mpi._wait_for_hosts(settings)
+
+
 @pytest.mark.parametrize(
     ("said", "told", "recorded"),
     [
@@ -162,15 +204,26 @@ def test_on_hosts_of_a_hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         ("The first process to do so was:\n\n  Process name: [[60,1],5]\n  Exit code:    137\n",
          "rank 5: the worker was lost (exit code 137)", 5),
         (f"  Process name: [[60,1],5]\n  Exit code:    {HANG_EXIT_CODE}\n", "rank 5: the worker was lost", None),
+        ("ORTE has lost communication with a remote daemon.\n\n  HNP daemon   : [[60,0],0] on node launcher\n"
+         "  Remote daemon: [[60,0],2] on node 10.0.0.8\n\nThis is usually due to either a failure of the TCP network\n",
+         "rank 32: the host was lost (10.0.0.8)", 32),
         ("-----\nThere are not enough slots available in the system\n-----\n",
          "mpirun ended with exit code 1 (There are not enough slots available in the system); see ", None),
         ("", "mpirun ended with exit code 1 (it said nothing); see ", None),
     ],
 )  # fmt: skip
 def test_what_mpirun_says_becomes_one_line(
-    tmp_path: Path, small_settings: SettingsMaker, said: str, told: str, recorded: int | None
+    tmp_path: Path,
+    small_settings: SettingsMaker,
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    told: str,
+    recorded: int | None,
 ) -> None:
     settings = small_settings(tmp_path)
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(HOSTS)
+    monkeypatch.setenv(mpi.HOSTFILE, str(hostfile))
     settings.run.dir.mkdir()
     log = settings.run.dir / "mpi.log"
     log.write_text(said)

@@ -151,12 +151,18 @@ def trained(runs: Runs) -> Callable[[str], Settings]:
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, shape, _ in VARIANTS])
 def test_it_trains_as_the_plain_backend_does(
-    trained: Callable[[str], Settings], plain: Callable[[str], Settings], name: str, shape: str
+    trained: Callable[[str], Settings],
+    plain: Callable[[str], Settings],
+    figure: Callable[[str], None],
+    name: str,
+    shape: str,
 ) -> None:
     ours, theirs = trained(name), plain(shape)
     assert_close(numbers(ours), numbers(theirs))
     assert_close(numbers(ours, "valid"), numbers(theirs, "valid"))
     assert len(numbers(ours)) == STEPS
+    largest = max(abs(numbers(ours)[step][0] - loss) for step, (loss, _) in numbers(theirs).items())
+    figure(f"neuron, {name}: in {STEPS} steps the loss is at most {largest:.1e} from the plain backend's")
 
 
 @pytest.mark.parametrize("name", ["tp2", "tp2-few-heads-full", "tp2-dp2-tied"])
@@ -313,29 +319,43 @@ os._exit(0)
 """
 
 
-@pytest.mark.xfail(strict=True, reason="10 graphs are traced; training compiles one more, and resuming another one")
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        # A learning rate that does not depend on the number of steps, so that half a run is a half of the whole one.
+        # AdamW's corrections of its means reach 1, a number that others in the graph have too, before the end.
+        {"train__warmup_steps": STEPS, "train__beta1": 0.2, "train__beta2": 0.3},
+        # From so small a rate that the decay of a weight is lost in float32, to 0.
+        {"train__warmup_steps": 2, "train__learning_rate": 1e-6, "train__min_learning_rate": 0},
+    ],
+    ids=["constants", "rates"],
+)
 def test_training_compiles_nothing_that_was_not_traced(
-    runs: Runs, plain: Callable[[str], Settings], monkeypatch: pytest.MonkeyPatch
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, figure: Callable[[str], None], schedule: dict[str, Any]
 ) -> None:
     """On an XLA device, which here is the CPU: bfloat16, ZeRO-1, float32 master weights and accumulation, as on Trn1.
 
     The graphs are traced and compiled; then a run is trained to its half, saved, resumed, and once more in one go.
     """
-    settings = runs("device", train__dtype="bfloat16")
+    name = f"device-{schedule['train__warmup_steps']}"
+    settings = runs(name, train__dtype="bfloat16", **schedule)
     config = settings.run.dir.with_suffix(".yaml")
     config.write_text(yaml.safe_dump(settings.resolved()))
     monkeypatch.delenv("NXD_CPU_MODE", raising=False)
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "1"}
     environment |= {"PJRT_DEVICE": "CPU", "XLA_NO_SPECIAL_SCALARS": "1"}
-    straight = settings.run.dir.with_name("device-straight")
+    straight = settings.run.dir.with_name(f"{name}-straight")
     child = subprocess.run(
         [NXD_PYTHON, "-c", TRACED, str(config), str(straight)], env=environment, capture_output=True, text=True
     )
     assert child.returncode == 0, child.stderr
     counts = [line for line in child.stdout.splitlines() if line.startswith("compiled")]
+    figure(f"neuron, {name}: traced, trained to the half, resumed, trained in one go: {', '.join(counts)} graphs")
     assert len(counts) == 4
     assert len(set(counts)) == 1, counts
-    in_one_go = settings.model_copy(update={"run": settings.run.model_copy(update={"dir": straight})})
-    assert numbers(settings) == numbers(in_one_go), "resumed from the half, with the master weights, it is the same"
-    for step, (loss, _) in numbers(plain("")).items():
-        assert numbers(settings)[step][0] == pytest.approx(loss, abs=0.05), step  # bfloat16 against float32
+    in_one_go = numbers(settings.model_copy(update={"run": settings.run.model_copy(update={"dir": straight})}))
+    if schedule["train__warmup_steps"] == STEPS:
+        assert numbers(settings) == in_one_go, "resumed from the half, with the master weights, it is the same"
+    theirs = done(runs(f"{name}-plain", run__backend="cpu", **schedule))
+    for step, (loss, _) in numbers(theirs).items():
+        assert in_one_go[step][0] == pytest.approx(loss, abs=0.05), step  # bfloat16 against float32

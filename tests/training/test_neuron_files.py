@@ -98,6 +98,7 @@ def test_the_cache_is_another_for_another_graph(on_neuron: Settings) -> None:
     for section, key, value in (
         ("train", "seq_length", 8),
         ("train", "master_weights", False),
+        ("train", "weight_decay", 0.9),
         ("model", "num_hidden_layers", 3),
         ("parallel", "workers", 4),
         ("train", "dtype", "float32"),

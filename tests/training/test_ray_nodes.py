@@ -41,9 +41,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_run_over_two_nodes_outlives_one_of_them(
     tmp_path: Path, token_store: TokenStoreMaker, small_settings: SettingsMaker, cluster: Any
 ) -> None:
-    # Steps of many small passes: a checkpoint is on the disk long before the next one.
-    shape = {"train__global_batch_size": 64, "train__micro_batch_size": 1, "train__steps": 40, "checkpoint__every": 10}
-    shape |= {"parallel__workers": 2, "train__eval_every": 20}
+    # Steps of many small passes: a checkpoint is on the disk long before the next one. Of them so many that the run goes
+    # on for longer than Ray takes to see that a node is gone.
+    shape = {"train__global_batch_size": 64, "train__micro_batch_size": 1, "train__steps": 150, "checkpoint__every": 10}
+    shape |= {"parallel__workers": 2, "train__eval_every": 50}
     token_store(tmp_path / "data")
     settings = small_settings(tmp_path, **shape, run__max_failures=3)
     file = tmp_path / "run.yaml"

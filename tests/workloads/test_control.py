@@ -357,13 +357,25 @@ def test_pages_are_forwarded(cluster: Cluster, capsys: pytest.CaptureFixture[str
     assert f"http://127.0.0.1:{port}" in capsys.readouterr().out
 
 
+def test_grafana_is_the_platforms_and_says_where_its_password_is(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        control.main(["grafana", "--stack", "dev"])
+    (call,) = [json.loads(line) for line in cluster.calls.read_text().splitlines() if "port-forward" in line]
+    assert call[3:] == ["--namespace", "monitoring", "port-forward", "service/grafana", "3000:80"]
+    said = capsys.readouterr().out
+    assert "http://127.0.0.1:3000" in said
+    assert "pulumi stack output grafanaPassword --show-secrets" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["logs", "--stage", "trian"], "STAGE: trian, did you mean train?"),
         (["rerun"], "STAGE: missing, expected one of prepare, precompile, train: make rerun STAGE=train"),
         (["stop", "--stage", "train"], "STAGE: train is not in llama, expected one of its stages: none"),
-        (["sotp"], "Invalid value for '{status|logs|stop|rerun|dashboard|tensorboard|toolbox}'"),
+        (["sotp"], "Invalid value for '{status|logs|stop|rerun|dashboard|tensorboard|grafana|toolbox}'"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -389,7 +401,7 @@ def test_the_namespace_and_the_context_can_be_named(cluster: Cluster) -> None:
     assert cluster.asked("config")[0] == ["pulumi", "config", "--json", "--stack", "dev"]
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "stop", "rerun", "dashboard", "tensorboard", "toolbox"])
+@pytest.mark.parametrize("verb", ["status", "logs", "stop", "rerun", "dashboard", "tensorboard", "grafana", "toolbox"])
 def test_make_has_a_target_for_each(verb: str) -> None:
     said = subprocess.run(
         ["make", "--dry-run", "--old-file=setup", verb, "STAGE=train", "STACK=dev"],

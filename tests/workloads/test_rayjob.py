@@ -75,6 +75,7 @@ def test_another_image_runs_everything_again() -> None:
 
 # Another value, valid beside the others of the tiny preset, for what cannot just be doubled.
 OTHER_VALUES = {
+    "run.metrics_address": "127.0.0.1:9400",
     "data.source": "text:*.txt",
     "data.tokenizer": "train:300",
     "data.output": "other/store",

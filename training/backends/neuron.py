@@ -31,7 +31,7 @@ from training.errors import UserError
 from training.trainium import CORE_PEAK_FLOPS
 
 PACKAGE = "neuronx_distributed"
-SMALLEST_RATE = 1e-12
+SMALLEST_RATE = 1e-12  # on the device AdamW divides by the learning rate
 SDK = ("neuronx-cc", "torch-neuronx", "torch-xla", "neuronx-distributed", "libneuronxla")
 
 
@@ -72,12 +72,14 @@ def compute_dtype(settings: Settings) -> torch.dtype:
 def ingredients(settings: Settings) -> dict[str, Any]:
     """All that the compiled graphs of a run depend on. The whole step is one, so every layer and every rank counts.
 
-    Not the compiler's flags: its cache tells them apart, and the process that starts the workers may have others.
+    So do the optimizer's constants: which of them are equal tells one graph from another. Not the compiler's flags: its
+    cache tells them apart, and the process that starts the workers may have others.
     """
-    train = ("seq_length", "global_batch_size", "micro_batch_size", "activation_checkpointing")
+    train = {"seq_length", "global_batch_size", "micro_batch_size", "activation_checkpointing"}
+    train |= {"master_weights", "accumulate_float32", "beta1", "beta2", "adam_eps", "weight_decay", "grad_clip"}
     parts = {
         "model": settings.model.model_dump(mode="json", exclude={"init_from", "initializer_range"}),
-        "train": settings.train.model_dump(mode="json", include={*train, "master_weights", "accumulate_float32"}),
+        "train": settings.train.model_dump(mode="json", include=train),
         "parallel": settings.parallel.model_dump(mode="json"),
     }
     versions = {name: importlib.metadata.version(name) for name in SDK if _has(name)}
@@ -217,7 +219,8 @@ class NeuronBackend(Backend):
         import neuronx_distributed
 
         train = self.settings.train
-        more: dict[str, Any] = {}
+        # Its numbers that change from step to step are then data on the device too (see `update`).
+        more: dict[str, Any] = {"capturable": self.on_device}
         if self._nxd_config["optimizer_config"]["zero_one_enabled"]:
             more["max_norm"] = train.grad_clip  # NxD 0.17 does not hand it on to ZeRO-1
             more["optimizer_dtype"] = torch.float32 if self._master else self.dtype
@@ -242,9 +245,13 @@ class NeuronBackend(Backend):
             self.step_boundary()
 
     def update(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.Tensor:
-        for group in optimizer.param_groups:  # a 0 would be one number with other zeros, and so another graph
-            group["lr"] = max(group["lr"], SMALLEST_RATE)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if self.on_device:  # XLA makes one input of two numbers that are equal, and so another graph; [rate] is data
+            for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                group["lr"] = torch.tensor([max(rate, SMALLEST_RATE)]).to(self.device)
         optimizer.step()  # sums gradients over the workers, clips and steps
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
         grad_norm: torch.Tensor = optimizer.grad_norm  # type: ignore[attr-defined]
         optimizer.zero_grad(set_to_none=True)
         return grad_norm.float().reshape(())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,9 @@ from training.watch import HANG_EXIT_CODE
 HOSTFILE = "OMPI_MCA_orte_default_hostfile"
 """The MPI operator names its hostfile by this variable, which mpirun reads by itself."""
 
+REMOTE_SHELL = ("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_rsh_args")
+"""What mpirun reaches the hosts with, if not by a plain ssh: the command, and more words for it."""
+
 HANDED_OVER = ("OMP_", "PYTHON", "TORCH", "NCCL_", "GLOO_")
 """Beginnings of variables that ranks on other hosts have as the launcher has them, beside Neuron's and EFA's."""
 
@@ -41,6 +45,8 @@ LOST_HOST = {
     "oob_tcp_keepalive_intvl": "5",
     "oob_tcp_keepalive_probes": "4",
 }
+HOST_SECONDS = 2.0  # between two questions to a host that does not answer
+ANSWER_SECONDS = 30.0  # for a host to answer one
 START_SLACK_SECONDS = 15.0  # that ranks which are there get, beyond the time-out, to say themselves who is not
 END_SECONDS = 10.0  # from asking mpirun to end all ranks to killing it
 RANK_SAID_IT = (1, HANG_EXIT_CODE)  # exit codes of a rank that has recorded its failure itself
@@ -55,6 +61,8 @@ def train_on_mpi(settings: Settings) -> None:
     since = time.time()
     for attempt in range(settings.run.max_failures + 1):
         try:
+            if attempt:
+                _wait_for_hosts(settings)
             _mpirun(settings, settings.parallel.workers, "train")
             return
         except RunFailed as error:
@@ -125,12 +133,54 @@ def _own_address() -> str:
     """Where the ranks reach this process."""
     if HOSTFILE not in os.environ:
         return "127.0.0.1"
-    file = Path(os.environ[HOSTFILE])
     try:
-        hosts = [line.split()[0] for line in file.read_text().splitlines() if line.split("#")[0].strip()]
-        return address_towards(hosts[0])
+        return address_towards(_hosts()[0][0])
     except (OSError, IndexError) as error:
-        raise UserError(f"{HOSTFILE}: {file}, expected a file of hosts that can be found ({error})") from None
+        wanted = f"expected a file of hosts that can be found ({error})"
+        raise UserError(f"{HOSTFILE}: {os.environ[HOSTFILE]}, {wanted}") from None
+
+
+def _hosts() -> list[tuple[str, int]]:
+    """The hosts of the hostfile, each with its first rank; none where all are started right here. Raises OSError."""
+    if HOSTFILE not in os.environ:
+        return []
+    found, first = [], 0
+    for line in Path(os.environ[HOSTFILE]).read_text().splitlines():
+        if words := line.split("#")[0].split():
+            found.append((words[0], first))
+            slots = re.search(r"\bslots *= *(\d+)", line)
+            first += int(slots[1]) if slots else 1
+    return found
+
+
+def _wait_for_hosts(settings: Settings) -> None:
+    """Return when every host takes commands again, by what mpirun reaches it with.
+
+    mpirun itself gives up at once where a host does not answer, and the pod or node that comes in place of a lost one
+    takes minutes: all restarts would be used up before. Raises `RunFailed` after `train.hang_timeout`.
+    """
+    shell, more = (shlex.split(os.environ.get(name, "")) for name in REMOTE_SHELL)
+    ask = [*(shell or ["ssh"]), *more]
+    deadline = time.monotonic() + settings.train.hang_timeout
+    for host, _ in _hosts():
+        while refusal := _refusal([*ask, host, "true"]):
+            if RunDir(settings.run.dir).stop_requested():
+                raise RunFailed(f"stopped while {host} did not answer")
+            if time.monotonic() > deadline:
+                raise RunFailed(f"{host} did not answer within train.hang_timeout ({refusal})")
+            time.sleep(HOST_SECONDS)
+
+
+def _refusal(command: list[str]) -> str:
+    """Why a command did not go well, in one line; "" if it did."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return "it said nothing"
+    said = done.stderr.strip().splitlines()
+    return (said[-1] if said else f"exit code {done.returncode}") if done.returncode else ""
 
 
 def _wait(process: subprocess.Popen[bytes], store: Store, settings: Settings, count: int) -> None:
@@ -163,13 +213,16 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 # What Open MPI 4.1 says of the first rank that ended as it should not have.
 _KILLED = re.compile(r"process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)")
 _EXITED = re.compile(r"Process name: \[\[\d+,\d+\],(\d+)\]\s+Exit code:\s+(\d+)")
+_HOST_LOST = re.compile(r"lost communication with a remote daemon.* Remote daemon: \[\[\d+,\d+\],\d+\] on node (\S+)")
 
 
 def _why(settings: Settings, log: Path, code: int) -> RunFailed:
     """The failure of a rank, recorded if it could not do so itself; else that of mpirun, in its own words."""
     said = log.read_text(encoding="utf-8", errors="replace")
     words = " ".join(said.split())
-    if found := _KILLED.search(words):
+    if found := _HOST_LOST.search(words):
+        rank, message = dict(_hosts()).get(found[1], 0), f"the host was lost ({found[1]})"
+    elif found := _KILLED.search(words):
         rank, message = int(found[1]), f"the worker was lost ({signal.Signals(int(found[3])).name} on {found[2]})"
     elif found := _EXITED.search(words):
         rank, message = int(found[1]), f"the worker was lost (exit code {found[2]})"
