@@ -33,7 +33,7 @@ def use_of(settings: AwsStack) -> Use:
     workloads = settings.workloads
     exposed = workloads.dashboard.host or (workloads.tensorboard.host and workloads.tensorboard.enabled)
     held = workloads.ray_cluster.min_nodes if workloads.ray_cluster.enabled else 0
-    return Use(load_balancers=int(bool(exposed)), held_nodes=held)
+    return Use(load_balancers=int(bool(exposed)), held_nodes=held, trains_on_held=not workloads.gang)
 
 
 def as_json(found: Report) -> dict[str, Any]:

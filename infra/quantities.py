@@ -22,7 +22,9 @@ class Use:
 
     load_balancers: int = 0
     held_nodes: int = 0
-    """Nodes of the group that trains which a RayCluster that stays holds while it is idle."""
+    """Nodes of the group that trains which a RayCluster that stays holds, idle or not."""
+    trains_on_held: bool = False
+    """Whether the run is on that cluster; otherwise its nodes are others."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,11 @@ def _core(nodes: CoreNodes, autoscaler: str) -> Iterator[Item]:
 def _group(settings: Settings, group: AcceleratorGroup, use: Use) -> Iterator[Item]:
     trains = group.name == settings.training_group.name
     kept = group.min if settings.autoscaler == "cluster-autoscaler" else group.desired
-    kept = max(kept, use.held_nodes) if trains else kept
-    busy = max(kept, settings.training.nodes) if trains else kept
+    busy = kept
+    if trains:
+        beside = 0 if use.trains_on_held else use.held_nodes
+        busy = max(kept, use.held_nodes, settings.training.nodes + beside)
+        kept = max(kept, use.held_nodes)
     name = f"{group.name} nodes"
     if group.capacity == "capacity-block":
         yield Item(name, None, kept, busy, 0, "a capacity block is paid when it is bought, and not in here")

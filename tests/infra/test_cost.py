@@ -77,10 +77,11 @@ def test_the_sums_by_hand() -> None:
         # 1200 GiB more, each at twice the price: 2400 x 0.002 in place of 1200 x 0.001.
         ({"storage/sizeGib": 2400, "storage/throughput": 250}, Use(), 9.73, 29.77, 9.73),
         ({}, Use(load_balancers=1), 6.16, 26.20, 6.16),
-        # A RayCluster that holds one node: 10 and 200 GiB of disk.
-        ({}, Use(held_nodes=1), 16.15, 26.17, 6.13),
-        # One node is kept by the settings.
-        ({"accelerators/0/min": 1, "accelerators/0/desired": 1}, Use(), 16.15, 26.17, 6.13),
+        # A RayCluster that holds one node, 10 and 200 GiB of disk: beside the run's two, or one of them.
+        ({}, Use(held_nodes=1), 16.15, 36.19, 6.13),
+        ({}, Use(held_nodes=1, trains_on_held=True), 16.15, 26.17, 6.13),
+        # One node is kept by the settings: cluster-autoscaler goes down to `min`.
+        ({"accelerators/0/min": 1, "accelerators/0/desired": 2}, Use(), 16.15, 26.17, 6.13),
         # Without cluster-autoscaler the nodes are `desired`, with it the core nodes go down to `min`.
         ({"autoscaler": "none", "accelerators/0/desired": 2}, Use(), 26.17, 26.17, 6.13),
         ({"coreNodes/min": 1}, Use(), 6.13 - 2.01, 26.17, 6.13 - 2.01),
@@ -128,7 +129,7 @@ def test_what_a_setting_costs(changes: dict[str, Any], use: Use, idle: float, tr
 
 
 def test_what_workloads_add() -> None:
-    certificate = "arn:aws:acm:us-west-2:123456789012:certificate/1"
+    certificate = "arn:aws:acm:us-west-2:123456789012:certificate/12345678-1234-1234-1234-123456789012"
     page = {"host": "x.example.org", "certificateArn": certificate}
     exposed = {"cluster/loadBalancerController": True, "workloads/dashboard": page}
     secrets = {"llama-trainium:dashboardPassword": "p", "llama-trainium:tensorboardPassword": "p"}
@@ -142,8 +143,11 @@ def test_what_workloads_add() -> None:
     assert use(exposed) == Use(load_balancers=1)
     assert use({**exposed, "workloads/tensorboard": {**page, "host": "y.example.org"}}) == Use(load_balancers=1)
     staying = {"enabled": True, "minNodes": 1, "maxNodes": 2}
-    assert use({"workloads/rayCluster": staying}) == Use(held_nodes=1)
-    assert use({"workloads/rayCluster": {**staying, "enabled": False}}) == Use()
+    assert use({"workloads/rayCluster": staying, "accelerators/0/max": 3, "training/nodes": 2}) == Use(held_nodes=1)
+    shared = use({"workloads/rayCluster": staying, "workloads/gang": False})
+    assert shared == Use(held_nodes=1, trains_on_held=True)
+    unused = {**staying, "enabled": False}
+    assert use({"workloads/rayCluster": unused}) == Use()
 
 
 def test_a_run_by_hand() -> None:
