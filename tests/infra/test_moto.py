@@ -20,6 +20,7 @@ from moto_translators import TRANSLATORS
 WITHOUT_RESOURCE = [
     "acm:ListCertificates",
     "autoscaling:Describe*",
+    "cloudwatch:GetMetricStatistics",
     "cloudwatch:PutMetricData",
     "ec2:Describe*",
     "ec2:GetSecurityGroupsForVpc",
