@@ -66,7 +66,7 @@ def mistakes(training: Training, workers: int, backend: str, workers_are: str, h
         ("parallel", "workers", workers_are),
         ("run", "backend", backend),
         ("run", "launcher", "workloads.engine"),
-        ("run", "metrics_address", "observability"),
+        ("run", "metrics_address", "observability (platform: aws)"),
     )
     for section, key, instead in own:
         if key in training.settings.get(section, {}):
