@@ -11,7 +11,7 @@ from infra.estimate import Line, Report
 from infra.prices import HOURS_PER_MONTH, unit_of
 from training.progress import duration
 
-BY_USE = "data through NAT and endpoints, the bucket, the registry's images, logs, requests to keys and queues"
+BY_USE = "data through NAT and endpoints, the bucket, the registry's images, logs, requests to keys, queues and metrics"
 """What a stack pays for by use, which no setting tells."""
 
 

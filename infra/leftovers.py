@@ -62,6 +62,8 @@ def _look(clients: Clients, arn: str, keeps_bucket: bool) -> Leftover | None:
         return _bucket(clients, arn, resource, keeps_bucket)
     if service == "kms":
         return _key(clients, arn)
+    if service == "secretsmanager":
+        return _secret(clients, arn)
     if service == "logs":
         return _log_group(clients, arn, resource.removeprefix("log-group:"))
     if service == "ec2":
@@ -87,6 +89,18 @@ def _key(clients: Clients, arn: str) -> Leftover | None:
         return None
     if found["KeyState"] == "PendingDeletion":
         return Leftover(arn, "going", f"deleted on {found['DeletionDate']:%Y-%m-%d}")
+    return Leftover(arn, "left")
+
+
+def _secret(clients: Clients, arn: str) -> Leftover | None:
+    try:
+        found = clients("secretsmanager").describe_secret(SecretId=arn)
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "ResourceNotFoundException":
+            raise
+        return None
+    if "DeletedDate" in found:
+        return Leftover(arn, "going", f"deleted on {found['DeletedDate']:%Y-%m-%d}")
     return Leftover(arn, "left")
 
 

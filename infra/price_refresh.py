@@ -52,6 +52,7 @@ _QUERIES = {
     "load-balancer": Query("AWSELB", "LoadBalancerUsage", {"productFamily": "Load Balancer-Application"}),
     "gp3": Query("AmazonEC2", r"EBS:VolumeUsage\.gp3", {"volumeApiName": "gp3"}),
     "kms-key": Query("awskms", "KMS-Keys"),
+    "secret": Query("AWSSecretsManager", filters={"productFamily": "Secret"}),
 }
 _INSTANCE = {
     "operatingSystem": "Linux",

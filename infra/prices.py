@@ -37,12 +37,13 @@ UNITS: dict[str, Unit] = {
     "fsx-500": "month",
     "fsx-1000": "month",
     "kms-key": "month",
+    "secret": "month",  # in Secrets Manager
 }
 """What a price is for, of the keys that are no instance types: those are by the hour."""
 
 HEAD = """\
 # List prices in US dollars, before taxes, discounts and savings plans: by the hour; by the month for gp3 and fsx-* (of
-# a GiB) and kms-key. `date` is the day that `source` is of. Written by: python -m infra.cost STACK --refresh
+# a GiB), kms-key and secret. `date` is the day that `source` is of. Written by: python -m infra.cost STACK --refresh
 """
 
 

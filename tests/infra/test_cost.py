@@ -40,6 +40,7 @@ TABLE = Prices(
                     "fsx-125": 0.73,
                     "fsx-250": 1.46,
                     "kms-key": 7.3,
+                    "secret": 0.73,
                 }.items(),
                 start=2,
             )
@@ -49,7 +50,7 @@ TABLE = Prices(
 
 
 def settings(changes: dict[str, Any] | None = None) -> AwsStack:
-    found = read_raw(raw_config(changed(changes or {})))
+    found = read_raw(raw_config(changed({"observability": "none", **(changes or {})})))
     assert isinstance(found, AwsStack)
     return found
 
@@ -77,6 +78,9 @@ def test_the_sums_by_hand() -> None:
         # 1200 GiB more, each at twice the price: 2400 x 0.002 in place of 1200 x 0.001.
         ({"storage/sizeGib": 2400, "storage/throughput": 250}, Use(), 9.73, 29.77, 9.73),
         ({}, Use(load_balancers=1), 6.16, 26.20, 6.16),
+        # A secret; and with it Prometheus' 50 GiB.
+        ({"observability": "basic"}, Use(), 6.131, 26.171, 6.131),
+        ({"observability": "full"}, Use(), 6.136, 26.176, 6.136),
         # A RayCluster that holds one node, 10 and 200 GiB of disk: beside the run's two, or one of them.
         ({}, Use(held_nodes=1), 16.15, 36.19, 6.13),
         ({}, Use(held_nodes=1, trains_on_held=True), 16.15, 26.17, 6.13),

@@ -58,6 +58,7 @@ ANSWERS: dict[str, tuple[str, ...]] = {
     "load-balancer": (product("0.0225", "USW2-LoadBalancerUsage"), product("0.0055", "USW2-TS-LoadBalancerUsage")),
     "gp3": (product("0.08", "USW2-EBS:VolumeUsage.gp3"), product("0.04", "USW2-EBS:VolumeP-Throughput.gp3")),
     "kms-key": (product("1.0", "us-west-2-KMS-Keys"), product("0.03", "us-west-2-KMS-Requests")),
+    "secret": (product("0.4", "USW2-AWSSecretsManager-Secrets"),),
     "fsx-250": (
         product("0.145", throughputCapacity="125 MB/s/TiB"),
         product("0.21", throughputCapacity="250 MB/s/TiB"),

@@ -21,6 +21,7 @@ from left_behind import (
     cluster,
     empty_account,
     log_group,
+    tag_list,
     volume,
 )
 
@@ -175,6 +176,14 @@ def test_a_key_goes_by_itself() -> None:
     assert note.startswith("deleted on 20")
 
 
+def test_a_secret_goes_by_itself() -> None:
+    manager = client("secretsmanager")
+    made = manager.create_secret(Name="grafana", SecretString="x", Tags=tag_list(OWN))["ARN"]
+    assert listed() == {made.split(":", 5)[5]: ("left", "")}
+    manager.delete_secret(SecretId=made, RecoveryWindowInDays=7)
+    assert [(state, note[:13]) for state, note in listed().values()] == [("going", "deleted on 20")]
+
+
 def test_what_is_gone_but_still_listed_is_not_told() -> None:
     network = Network(OTHER)
     name = network.instance(OWN)
@@ -187,6 +196,7 @@ def test_what_is_gone_but_still_listed_is_not_told() -> None:
         "arn:aws:s3:::gone",
         f"arn:aws:kms:{REGION}:{account}:key/00000000-0000-0000-0000-000000000000",
         f"arn:aws:logs:{REGION}:{account}:log-group:/gone",
+        f"arn:aws:secretsmanager:{REGION}:{account}:secret:gone-abcdef",
     ]
     answer = {"ResourceTagMappingList": [{"ResourceARN": arn} for arn in stale], "PaginationToken": ""}
     with intercepted({"GetResources": answer}):
