@@ -1,8 +1,9 @@
 """The stack `local` in real pods: `make test-cluster`, in half an hour on two cores.
 
-It needs a cluster to itself, named by TEST_CLUSTER_KUBECONFIG and not by the kubeconfig of whoever runs the tests: a
-node with 2 CPUs and 8 GiB free, KubeRay with Volcano as its batch scheduler, and the image of training/Dockerfile
-loaded as `llama-trainium:local`. The tests are the days of one run: each goes on where the one before it ended.
+It needs a cluster to itself, named by TEST_CLUSTER_KUBECONFIG and not by the kubeconfig of whoever runs the tests: one
+node with 2 CPUs and 8 GiB, KubeRay with Volcano as its batch scheduler, in pods or beside it, and the image of
+training/Dockerfile loaded as `llama-trainium:local`. A stack with `operators: install` and no stages installs them. The
+tests are the days of one run: each goes on where the one before it ended.
 """
 
 from __future__ import annotations
