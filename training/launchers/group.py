@@ -32,6 +32,8 @@ from training.start_checks import Roll, Unlike, check_together
 CONNECT_SECONDS = 60.0  # for one worker to reach the store, which is there before it
 TELLING_SECONDS = 5.0
 SILENCE_SECONDS = 5.0  # beyond `train.hang_timeout`, for workers that began to wait a little later
+# The same for collectives, which can only say that they waited: the watch ends a worker sooner, and names who is lost.
+COLLECTIVE_SECONDS = 30.0
 
 
 class Meeting:
@@ -120,7 +122,7 @@ def joined(settings: Settings, world: World) -> Iterator[None]:
             store=PrefixStore("group", store),
             rank=world.rank,
             world_size=world.size,
-            timeout=timedelta(seconds=settings.train.hang_timeout),
+            timeout=timedelta(seconds=settings.train.hang_timeout + COLLECTIVE_SECONDS),
         )
     except RuntimeError as error:  # torch's errors of the network and of the store are such
         message = f"the workers could not connect to one another ({first_line(error)})"
