@@ -56,7 +56,7 @@ def items(settings: Settings, use: Use) -> list[Item]:
         _always("interface endpoints, each in a zone", "interface-endpoint", endpoints),
         _always("load balancers", "load-balancer", use.load_balancers),
         _always("key of the secrets", "kms-key", 1),
-        _always("Grafana's password", "secret", settings.observability != "none"),
+        _always("Grafana's password", "secret", int(settings.observability != "none")),
         _always("Prometheus' disk, GiB", "gp3", DISK_GIB if settings.observability == "full" else 0),
     ]
     return [item for item in found if item.training or item.idle or item.zero]
