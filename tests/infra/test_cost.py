@@ -175,7 +175,7 @@ def test_no_run_is_predicted_where_the_plan_knows_none() -> None:
     assert trn2.no_run == "the time of a step is known for Trn1, not for trn2.48xlarge"
     assert cost.as_json(trn2)["run"] is None
     wide = {"hidden_size": 16384, "intermediate_size": 65536, "num_attention_heads": 128, "num_key_value_heads": 128}
-    big = reported({"training/settings/model": wide})
+    big = reported({"training/settings/model": wide, "workloads/stages": ["prepare"]})
     assert big.run is None
     assert big.no_run.startswith("it does not fit: memory: ")
 
