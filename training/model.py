@@ -227,9 +227,13 @@ class Llama(nn.Module):
         self.compiled = False
         self.model = Trunk(config, self.parts, activation_checkpointing)
         self.lm_head = self.parts.column(config.hidden_size, config.vocab_size)
-        if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+        self.tie_weights()
         self.init_rotary()
+
+    def tie_weights(self) -> None:
+        """Where the shape ties them, make the head's weight the embedding's: again, after what makes two of one."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
 
     def init_rotary(self) -> None:
         """(Re)compute the rotary table on the device of the weights."""
