@@ -170,6 +170,7 @@ def serving(folder: Path, pods_run: bool = True) -> Iterator[ApiServer]:
             "--service-account-issuer=https://kubernetes.default.svc",
             "--service-cluster-ip-range=10.96.0.0/16",
             "--authorization-mode=RBAC",
+            "--allow-privileged=true",  # as EKS does: agents of devices need it
             # Lists by watching need a newer etcd than Debian 12 has, and clients of 1.36 insist on them.
             "--feature-gates=WatchList=false",
         )
